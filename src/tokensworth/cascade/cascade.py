@@ -1,0 +1,129 @@
+"""The cascade: stages fed ever more tokens, each able to answer, each leaning on the one before."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import PyTorchModelHubMixin
+from torch import Tensor, nn
+
+from tokensworth.cascade.config import CascadeConfig, Reuse
+from tokensworth.cascade.reuse import Upstream
+from tokensworth.cascade.stage import Stage
+from tokensworth.cascade.storage import load_folder, save_folder
+from tokensworth.errors import InvalidGridError
+
+
+class Cascade(
+    nn.Module,
+    PyTorchModelHubMixin,
+    library_name="tokensworth",
+    tags=["vision-transformer", "adaptive-inference"],
+    license="apache-2.0",
+):
+    """A Dynamic Vision Transformer (Wang et al., NeurIPS 2021, arXiv 2105.15075).
+
+    Args:
+        config: grids, backbone, stem and reuse.
+        pretrained: start every stage from timm's pretrained weights.
+
+    Raises:
+        InvalidGridError: a grid that the stem cannot make; the message names the nearest ones.
+        UnsupportedModelError: a backbone that cannot be driven.
+
+    Example:
+        >>> cascade = Cascade.from_timm("deit_tiny_patch16_224", grids=(7, 14), num_classes=10)
+        >>> [logits.shape for logits in cascade(torch.zeros(1, 3, 224, 224))]
+        [torch.Size([1, 10]), torch.Size([1, 10])]
+    """
+
+    def __init__(self, config: CascadeConfig, pretrained: bool = False) -> None:
+        super().__init__()
+        self.config = config
+        self.stages = nn.ModuleList(Stage(config, i, pretrained) for i in range(len(config.grids)))
+
+    @classmethod
+    def from_timm(
+        cls,
+        backbone: str,
+        grids: Sequence[int],
+        num_classes: int,
+        *,
+        pretrained: bool = False,
+        reuse: Reuse | None = None,
+        **options: Any,
+    ) -> "Cascade":
+        """A cascade of any timm `VisionTransformer`, or of a T2T-ViT by name.
+
+        Args:
+            backbone: a name, for example `deit_small_patch16_224` or `t2t_vit_12`.
+            grids: token grid sides, at least two, growing.
+            num_classes: number of classes.
+            pretrained: load timm's weights into every stage, patch and position embeddings resampled. Each
+                stage then starts exactly as the pretrained model: reuse enters with weight zero and, unless
+                `reuse` is given, leaves the pretrained LayerNorms alone (`joint_norm=False`).
+            reuse: the switches of feature and relation reuse.
+            **options: other fields of `CascadeConfig`.
+
+        Raises:
+            InvalidGridError: fewer than two grids, grids that do not grow, or one the stem cannot make.
+        """
+        if len(grids) < 2:
+            raise InvalidGridError(f"a cascade needs at least two grids, not {list(grids)}")
+        reuse = reuse or Reuse(joint_norm=not pretrained)
+        config = CascadeConfig(backbone, tuple(grids), num_classes, reuse=reuse, **options)
+        return cls(config, pretrained)
+
+    @property
+    def num_stages(self) -> int:
+        """Number of stages, which is the number of exits."""
+        return len(self.stages)
+
+    def run_stage(self, index: int, images: Tensor, state: Upstream | None) -> tuple[Tensor, Upstream]:
+        """One stage on a dense batch of the images that have not left.
+
+        Args:
+            index: which stage, from 0.
+            images: (B, C, S, S), normalized.
+            state: what stage index - 1 handed on for these images; None for the first stage.
+
+        Returns:
+            Logits (B, num_classes), and the state for the next stage.
+        """
+        upstream = self.stages[index - 1] if index else None
+        return self.stages[index](images, upstream, state)
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Logits of every exit, all stages run: (B, C, S, S) -> S tensors of (B, num_classes)."""
+        outputs, state = [], None
+        for index in range(self.num_stages):
+            logits, state = self.run_stage(index, images, state)
+            outputs.append(logits)
+        return outputs
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        save_folder(save_directory, self.config, self.state_dict())
+
+    def save_pretrained(  # type: ignore[override]
+        self, save_directory: str | Path, *, dtype: torch.dtype | None = None
+    ) -> None:
+        """Writes `config.json` and `model.safetensors`, each atomically.
+
+        Args:
+            save_directory: the folder, made if missing.
+            dtype: store floating-point weights in this type, for example `torch.float16`.
+        """
+        save_folder(Path(save_directory), self.config, self.state_dict(), dtype)
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path, *, revision: str | None = None) -> "Cascade":  # type: ignore[override]
+        """Loads a folder, or a Hub repository, that `save_pretrained` or `push_to_hub` wrote.
+
+        Raises:
+            CheckpointError: missing, cut short, other shapes (the first few keys are named) or NaN weights.
+        """
+        config, weights = load_folder(path, revision)
+        model = cls(config)
+        weights.copy_into(model)
+        return model.eval()

@@ -1,0 +1,1 @@
+"""Images: safe decoding, labelled sets, batches, and the packaged sample."""

@@ -1,0 +1,1 @@
+"""Training: losses, the loop and its state."""

@@ -1,0 +1,65 @@
+"""The loss of a cascade: every exit must answer well."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tokensworth.errors import TrainingError
+
+
+class CascadeLoss(nn.Module):
+    """Weighted sum of the exits' cross-entropies (DVT, equation 2), usable in anybody's loop.
+
+    Args:
+        weights: one weight per exit; equal weights of 1 where None, as in the paper.
+        label_smoothing: for hard labels; soft targets are taken as they are.
+        distill: weight of the earlier exits' divergence from the last one, which is not moved by it.
+        temperature: softens both sides of the distillation.
+
+    Example:
+        >>> loss = CascadeLoss()([torch.zeros(4, 10), torch.zeros(4, 10)], torch.arange(4))
+        >>> round(loss.item(), 3)
+        4.605
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[float] | None = None,
+        label_smoothing: float = 0.0,
+        distill: float = 0.0,
+        temperature: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.weights = None if weights is None else tuple(weights)
+        self.label_smoothing = label_smoothing
+        self.distill = distill
+        self.temperature = temperature
+
+    def forward(self, exits: Sequence[Tensor], target: Tensor) -> Tensor:
+        """The loss of a batch.
+
+        Args:
+            exits: logits of each exit, (B, C) each.
+            target: labels (B,), or soft targets (B, C) as mixup and cutmix make them.
+
+        Raises:
+            TrainingError: another number of weights than exits.
+        """
+        weights = self.weights or (1.0,) * len(exits)
+        if len(weights) != len(exits):
+            raise TrainingError(f"{len(weights)} exit weights for {len(exits)} exits")
+        smoothing = self.label_smoothing if target.ndim == 1 else 0.0
+        losses = [F.cross_entropy(logits.float(), target, label_smoothing=smoothing) for logits in exits]
+        total = torch.stack([w * loss for w, loss in zip(weights, losses, strict=True)]).sum()
+        if self.distill and len(exits) > 1:
+            total = total + self.distill * self._divergence(exits)
+        return total
+
+    def _divergence(self, exits: Sequence[Tensor]) -> Tensor:
+        """Sum over the earlier exits of KL(last || exit), scaled by temperature squared."""
+        teacher = F.log_softmax(exits[-1].detach().float() / self.temperature, dim=1)
+        students = [F.log_softmax(logits.float() / self.temperature, dim=1) for logits in exits[:-1]]
+        each = [F.kl_div(s, teacher, reduction="batchmean", log_target=True) for s in students]
+        return torch.stack(each).sum() * self.temperature**2

@@ -75,12 +75,25 @@ class Cascade(
         config = CascadeConfig(backbone, tuple(grids), num_classes, reuse=reuse, **options)
         return cls(config, pretrained)
 
+    @classmethod
+    def from_official(cls, path: str | Path) -> "Cascade":
+        """Loads one of the authors' released `.pth.tar` files; `read_official` gives their results as well.
+
+        Raises:
+            CheckpointError: missing, unsafe, or not one of the released models.
+        """
+        from tokensworth.cascade.official import read_official
+
+        return read_official(path)[0]
+
     @property
     def num_stages(self) -> int:
         """Number of stages, which is the number of exits."""
         return len(self.stages)
 
-    def run_stage(self, index: int, images: Tensor, state: Upstream | None) -> tuple[Tensor, Upstream]:
+    def run_stage(
+        self, index: int, images: Tensor, state: Upstream | None
+    ) -> tuple[Tensor, Upstream | None]:
         """One stage on a dense batch of the images that have not left.
 
         Args:
@@ -89,10 +102,9 @@ class Cascade(
             state: what stage index - 1 handed on for these images; None for the first stage.
 
         Returns:
-            Logits (B, num_classes), and the state for the next stage.
+            Logits (B, num_classes), and the state for the next stage; None after the last.
         """
-        upstream = self.stages[index - 1] if index else None
-        return self.stages[index](images, upstream, state)
+        return self.stages[index](images, state, hand_on=index + 1 < self.num_stages)
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Logits of every exit, all stages run: (B, C, S, S) -> S tensors of (B, num_classes)."""

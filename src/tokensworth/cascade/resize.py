@@ -6,6 +6,7 @@ one matrix `u` of shape (fine, coarse) along each of its two sides.
 """
 
 from functools import lru_cache
+from math import gcd, isqrt
 
 import torch
 from torch import Tensor
@@ -21,24 +22,38 @@ def side_matrix(coarse: int, fine: int) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def grid_matrix(coarse: int, fine: int) -> Tensor:
-    """The matrix (fine*fine, coarse*coarse) that resizes a flattened grid, rows first."""
-    side = side_matrix(coarse, fine)
-    return torch.kron(side, side)
+def side_block(coarse: int, fine: int) -> Tensor:
+    """One of the equal blocks (fine/g, coarse/g) that `side_matrix` is made of, g = gcd(coarse, fine).
+
+    Both steps of the resizing treat every g-th part of a side alike: 10 -> 14 is twice 5 -> 7.
+    """
+    blocks = gcd(coarse, fine)
+    return side_matrix(coarse, fine)[: fine // blocks, : coarse // blocks].contiguous()
 
 
-@lru_cache(maxsize=64)
-def token_matrix(coarse: int, fine: int, prefix: int, naive: bool = False) -> Tensor:
-    """The matrix over whole token sequences: prefix tokens pass through, patch tokens are resized.
+def resize_rows(maps: Tensor, side: Tensor, prefix: int, naive: bool = False) -> Tensor:
+    """Resizes the rows of relation maps or features, one side of the grid after the other.
+
+    Small products with one block of the side's matrix do a tenth of the work of the whole grid's matrix.
 
     Args:
-        coarse: side of the upstream grid.
-        fine: side of the downstream grid.
-        prefix: number of prefix tokens (class and register tokens).
-        naive: resize the flat sequence as if it were a line, which mixes unrelated tokens (DVT's ablation).
+        maps: (B, prefix + c*c, W): any columns; prefix rows pass through.
+        side: from `side_block`; in naive mode the whole matrix (f*f, c*c) of the flattened grid.
+        prefix: number of prefix tokens.
+        naive: resize the rows as a line, which mixes unrelated tokens (DVT's ablation).
 
     Returns:
-        (prefix + fine**2, prefix + coarse**2), float32 on the CPU.
+        (B, prefix + f*f, W).
     """
-    patches = side_matrix(coarse**2, fine**2) if naive else grid_matrix(coarse, fine)
-    return torch.block_diag(torch.eye(prefix), patches)
+    count, rows, width = maps.shape
+    patches = maps[:, prefix:]
+    if naive:
+        patches = side @ patches
+    else:
+        coarse = isqrt(rows - prefix)
+        blocks = coarse // side.shape[1]
+        fine = side.shape[0] * blocks
+        patches = side @ patches.reshape(count * blocks, side.shape[1], coarse * width)
+        patches = side @ patches.view(count * fine * blocks, side.shape[1], width)
+        patches = patches.view(count, fine * fine, width)
+    return torch.cat([maps[:, :prefix], patches], dim=1) if prefix else patches

@@ -3,7 +3,7 @@
 Everything learned runs at the coarse size; resizing comes last, per layer, just before use.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,36 +11,35 @@ from timm.layers.weight_init import trunc_normal_
 from torch import Tensor, nn
 
 from tokensworth.cascade.config import Reuse
-from tokensworth.cascade.resize import token_matrix
+from tokensworth.cascade.resize import resize_rows, side_block, side_matrix
 
-# Relation maps are transformed for as many images at once as keep the hidden layer near this size.
-_CHUNK_BYTES = 32 * 2**20
+# Relation maps are transformed a piece at a time, its hidden layer near this size: small enough for a cache.
+_CHUNK_BYTES = 3 * 2**20
 
 
 class Upstream(NamedTuple):
-    """What a stage hands on, small enough to keep for every image that may go on.
+    """What a stage hands on for every image that may go on.
 
     Attributes:
         features: (B, F, N, D) outputs of the last block (F = 1) or of each (F = L), before the final norm.
-        queries: (B, L, H, N, d), scaled so that queries @ keys are the stage's own logits.
-        keys: (B, L, H, N, d).
-        prior: (B, L*H, M, M) relations this stage itself received, at its upstream's size; or None.
+        relations: (B, L*H, N, N) pre-softmax logits of every layer and head, layer by layer, with what the
+            stage itself reused; None where the next stage reuses none.
     """
 
     features: Tensor
-    queries: Tensor
-    keys: Tensor
-    prior: Tensor | None
+    relations: Tensor | None
 
     def select(self, index: Tensor) -> "Upstream":
         """The rows of `index` (K,) gathered into a dense batch."""
-        return Upstream(*(None if part is None else part[index] for part in self))  # type: ignore[arg-type]
+        return Upstream(self.features[index], None if self.relations is None else self.relations[index])
 
     @staticmethod
-    def concat(parts: list["Upstream"]) -> "Upstream":
+    def concat(parts: Sequence["Upstream"]) -> "Upstream":
         """Several batches packed into one."""
-        columns = zip(*parts, strict=True)
-        return Upstream(*(None if c[0] is None else torch.cat(c) for c in columns))  # type: ignore[arg-type]
+        relations = [part.relations for part in parts if part.relations is not None]
+        return Upstream(
+            torch.cat([part.features for part in parts]), torch.cat(relations) if relations else None
+        )
 
 
 class ContextEmbedding(nn.Module):
@@ -74,7 +73,7 @@ class FeatureReuse(nn.Module):
         make_norm: builds a LayerNorm over `dim` channels with the backbone's epsilon.
     """
 
-    expand: Tensor
+    side: Tensor
 
     def __init__(
         self,
@@ -88,16 +87,19 @@ class FeatureReuse(nn.Module):
     ) -> None:
         super().__init__()
         self.layers = nn.ModuleList(ContextEmbedding(dim, reuse, make_norm(dim)) for _ in range(depth))
-        # Without the class token its rows are not even computed: zero rows of the matrix stand for them.
-        self.skip = 0 if reuse.class_token else prefix
-        matrix = token_matrix(coarse, fine, prefix)[:, self.skip :]
-        self.register_buffer("expand", matrix.contiguous(), persistent=False)
+        self.prefix, self.class_token = prefix, reuse.class_token
+        self.register_buffer("side", side_block(coarse, fine), persistent=False)
 
     def forward(self, layer: int, features: Tensor) -> Tensor:
         """Context embedding of one layer: features (B, F, M, D) -> (B, N, width)."""
-        source = features[:, min(layer, features.shape[1] - 1), self.skip :]
-        context = self.layers[layer](source)
-        return self.expand.to(context.dtype) @ context
+        source = features[:, min(layer, features.shape[1] - 1)]
+        if self.class_token:
+            context = self.layers[layer](source)
+            return resize_rows(context, self.side.to(context.dtype), self.prefix)
+        # The prefix rows become zeros, so they are not even computed.
+        context = self.layers[layer](source[:, self.prefix :])
+        patches = resize_rows(context, self.side.to(context.dtype), 0)
+        return nn.functional.pad(patches, (0, 0, self.prefix, 0))
 
 
 class MapMixer(nn.Module):
@@ -112,10 +114,12 @@ class MapMixer(nn.Module):
         nn.init.uniform_(self.weight, -bound, bound)
 
     def forward(self, maps: Tensor) -> Tensor:
-        if self.weight.shape[0] == 1:
-            return self.weight[0] @ maps + self.bias
-        grouped = maps.unflatten(1, (self.weight.shape[0], -1))
-        return (self.weight @ grouped).flatten(1, 2) + self.bias
+        count, groups = maps.shape[0], self.weight.shape[0]
+        grouped = maps.reshape(count * groups, -1, maps.shape[2])
+        weight = self.weight.expand(count, -1, -1, -1).flatten(0, 1)
+        bias = self.bias.view(groups, -1, 1).expand(count, -1, -1, -1).flatten(0, 1)
+        # One batched product per image: the layout stays as it is, nothing is copied.
+        return torch.baddbmm(bias, weight, grouped).view(count, -1, maps.shape[2])
 
 
 class RelationReuse(nn.Module):
@@ -130,7 +134,7 @@ class RelationReuse(nn.Module):
         reuse: the switches `relation` (`all` or `matching`) and `upsample`.
     """
 
-    expand: Tensor
+    side: Tensor
 
     def __init__(self, depth: int, heads: int, prefix: int, coarse: int, fine: int, reuse: Reuse) -> None:
         super().__init__()
@@ -138,20 +142,28 @@ class RelationReuse(nn.Module):
         self.heads = heads
         self.fc1 = MapMixer(maps, 3 * maps, groups)
         self.fc2 = MapMixer(3 * maps, maps, groups, zero=True)
-        matrix = token_matrix(coarse, fine, prefix, naive=reuse.upsample == "naive")
-        self.register_buffer("expand", matrix, persistent=False)
-
-    def images_at_once(self, tokens: int) -> int:
-        """How many images' maps keep the hidden layer within the chunk size."""
-        return max(1, _CHUNK_BYTES // (4 * len(self.fc1.bias) * tokens**2))
+        self.prefix, self.naive = prefix, reuse.upsample == "naive"
+        side = side_matrix(coarse**2, fine**2) if self.naive else side_block(coarse, fine)
+        self.register_buffer("side", side, persistent=False)
 
     def transform(self, relations: Tensor) -> Tensor:
         """Logits (B, L*H, M, M) to what this stage adds to its own, still at the coarse size."""
-        hidden = nn.functional.gelu(self.fc1(relations.flatten(2)))
-        return self.fc2(hidden).view_as(relations)
+        maps = relations.flatten(2)
+        places = maps.shape[2]
+        step = places if torch.is_grad_enabled() else max(1, _CHUNK_BYTES // (4 * self.fc1.bias.shape[0]))
+        if maps.shape[0] * places <= step:
+            return self.fc2(nn.functional.gelu(self.fc1(maps))).view_as(relations)
+        out = torch.empty_like(maps)
+        for image in range(maps.shape[0]):
+            for start in range(0, places, step):
+                piece = (slice(image, image + 1), slice(None), slice(start, start + step))
+                out[piece] = self.fc2(nn.functional.gelu(self.fc1(maps[piece])))
+        return out.view_as(relations)
 
     def bias(self, layer: int, prior: Tensor) -> Tensor:
         """One layer's share of the transformed maps, resized: (B, L*H, M, M) -> (B, H, N, N)."""
-        maps = prior[:, layer * self.heads : (layer + 1) * self.heads]
-        expand = self.expand.to(maps.dtype)
-        return expand @ (maps @ expand.T)
+        maps = prior[:, layer * self.heads : (layer + 1) * self.heads].flatten(0, 1)
+        side = self.side.to(maps.dtype)
+        columns = resize_rows(maps.mT, side, self.prefix, self.naive)
+        rows = resize_rows(columns.mT, side, self.prefix, self.naive)
+        return rows.unflatten(0, (-1, self.heads))

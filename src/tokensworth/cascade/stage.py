@@ -50,6 +50,7 @@ class Stage(nn.Module):
         self.heads: int = self.vit.blocks[0].attn.num_heads  # type: ignore[assignment,union-attr]
         self.joint_norm = reuse.joint_norm
         self.all_features = reuse.feature == "each"
+        self.keeps_relations = reuse.relation != "off"
         self.feature: FeatureReuse | None = None
         self.relation: RelationReuse | None = None
         self.balance: nn.Parameter | None = None
@@ -70,78 +71,72 @@ class Stage(nn.Module):
                 # (L, 2, H): how much own and reused relations count.
                 self.balance = nn.Parameter(torch.ones(self.depth, 2, self.heads, 1, 1))
 
-    def relations(self, state: Upstream) -> Tensor:
-        """This stage's pre-softmax logits, reused ones included: (B, L*H, N, N)."""
-        own = state.queries @ state.keys.transpose(-2, -1)
-        if state.prior is not None and self.relation is not None:
-            bias = [self._reused(layer, state.prior) for layer in range(self.depth)]
-            own = own + torch.stack(bias, dim=1)
-        return own.flatten(1, 2)
-
-    def _reused(self, layer: int, prior: Tensor) -> Tensor:
+    def reused(self, layer: int, prior: Tensor) -> Tensor:
         """What one layer adds to its own logits: (B, H, N, N)."""
         assert self.relation is not None
         bias = self.relation.bias(layer, prior)
         return bias if self.balance is None else bias * self.balance[layer, 1]
 
-    def prior(self, upstream: "Stage", state: Upstream) -> Tensor | None:
-        """Transformed upstream relations (B, L*H, M, M), a few images at a time where no gradient is kept."""
-        if self.relation is None:
+    def prior(self, state: Upstream) -> Tensor | None:
+        """Transformed upstream relations (B, L*H, M, M) at the coarse size, or None without relation reuse."""
+        if self.relation is None or state.relations is None:
             return None
-        count = len(state.queries)
-        step = count if torch.is_grad_enabled() else self.relation.images_at_once(state.queries.shape[3])
-        if step >= count:
-            return self.relation.transform(upstream.relations(state))
-        chunks = torch.arange(count, device=state.queries.device).split(step)
-        parts = [self.relation.transform(upstream.relations(state.select(c))) for c in chunks]
-        return torch.cat(parts)
+        return self.relation.transform(state.relations)
 
     def forward(
-        self, image: Tensor, upstream: "Stage | None" = None, state: Upstream | None = None
-    ) -> tuple[Tensor, Upstream]:
+        self, image: Tensor, state: Upstream | None = None, hand_on: bool = True
+    ) -> tuple[Tensor, Upstream | None]:
         """Runs the stage on a dense batch.
 
         Args:
             image: (B, C, S, S), normalized.
-            upstream: the stage before, or None for the first.
-            state: what the stage before handed on for these images.
+            state: what the stage before handed on for these images; None for the first.
+            hand_on: gather what the next stage may reuse; the last stage need not.
 
         Returns:
-            Logits (B, num_classes) and what the next stage may reuse.
+            Logits (B, num_classes) and what the next stage may reuse, or None.
         """
         vit = self.vit
         x = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(image))))
-        prior = None
-        if upstream is not None and state is not None:
-            prior = self.prior(upstream, state)
-        features, queries, keys = [], [], []
+        prior = None if state is None else self.prior(state)
+        features: list[Tensor] = []
+        relations: list[Tensor] = []
         for layer, block in enumerate(vit.blocks):
-            bias = None if prior is None else self._reused(layer, prior)
+            bias = None if prior is None else self.reused(layer, prior)
             context = None
             if self.feature is not None and state is not None:
                 context = self.feature(layer, state.features)
-            x, q, k = self._block(block, layer, x, bias, context)  # type: ignore[arg-type]
-            queries.append(q)
-            keys.append(k)
-            if self.all_features:
-                features.append(x)
-        handed_on = Upstream(
-            torch.stack(features or [x], dim=1), torch.stack(queries, dim=1), torch.stack(keys, dim=1), prior
-        )
-        return vit.forward_head(vit.norm(x)), handed_on
+            kept = relations if hand_on and self.keeps_relations else None
+            x = self._block(block, layer, x, bias, context, kept)  # type: ignore[arg-type]
+            features = [*features, x] if self.all_features else [x]
+        logits = vit.forward_head(vit.norm(x))
+        if not hand_on:
+            return logits, None
+        return logits, Upstream(torch.stack(features, dim=1), torch.cat(relations, dim=1) if relations else None)
 
     @staticmethod
-    def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: nn.Module) -> Tensor:
-        """softmax(q k^T + bias) v, with q already scaled: (B, H, N, d)."""
-        if bias is not None and torch.is_grad_enabled():
-            # Fused attention takes a slow path for a mask that needs gradients.
-            return dropout((q @ k.transpose(-2, -1) + bias).softmax(dim=-1)) @ v
+    def _attend(
+        q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: nn.Module, kept: list[Tensor] | None
+    ) -> Tensor:
+        """softmax(q k^T + bias) v with q already scaled, (B, H, N, d); appends the logits to `kept`."""
+        if kept is not None or (bias is not None and torch.is_grad_enabled()):
+            # The logits are wanted anyway. Also, fused attention is slow for a mask that needs gradients.
+            logits = q @ k.mT if bias is None else q @ k.mT + bias
+            if kept is not None:
+                kept.append(logits)
+            return dropout(logits.softmax(dim=-1)) @ v
         rate: float = dropout.p if dropout.training else 0.0  # type: ignore[assignment]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=rate, scale=1.0)
 
     def _block(
-        self, block: Block, layer: int, x: Tensor, bias: Tensor | None, context: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self,
+        block: Block,
+        layer: int,
+        x: Tensor,
+        bias: Tensor | None,
+        context: Tensor | None,
+        kept: list[Tensor] | None,
+    ) -> Tensor:
         """A timm block with an additive relation `bias` and a `context` beside the MLP's input."""
         attn = block.attn
         qkv = attn.qkv(block.norm1(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
@@ -149,7 +144,7 @@ class Stage(nn.Module):
         q, k = attn.q_norm(q) * attn.scale, attn.k_norm(k)
         if self.balance is not None:
             q = q * self.balance[layer, 0]
-        mixed = self._attend(q, k, v, bias, attn.attn_drop)
+        mixed = self._attend(q, k, v, bias, attn.attn_drop, kept)
         mixed = attn.norm(mixed.transpose(1, 2).flatten(2))
         x = x + block.drop_path1(block.ls1(attn.proj_drop(attn.proj(mixed))))
         if context is None:
@@ -158,4 +153,4 @@ class Stage(nn.Module):
             inner = block.norm2(torch.cat([x, context], dim=2))
         else:
             inner = torch.cat([block.norm2(x), context], dim=2)
-        return x + block.drop_path2(block.ls2(block.mlp(inner))), q, k
+        return x + block.drop_path2(block.ls2(block.mlp(inner)))

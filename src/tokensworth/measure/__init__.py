@@ -1,0 +1,1 @@
+"""What a model costs: MACs, time, memory."""

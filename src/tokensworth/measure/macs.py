@@ -1,0 +1,107 @@
+"""Exact multiply-accumulates (MACs) of a model, fused attention included.
+
+PyTorch's counter misses fused attention on a CPU; one entry mends that. Counted are products: linear layers,
+convolutions, matrix products and attention. Element-wise work, norms and softmax are not, as in the papers.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+from tokensworth.cascade import Cascade, CascadeConfig
+
+
+def _fused_on_cpu(query: Any, key: Any, value: Any, *_: Any, out_val: Any = None, **__: Any) -> int:
+    return sdpa_flop_count(query.shape, key.shape, value.shape)
+
+
+_fused_on_cpu._get_raw = True  # type: ignore[attr-defined]  # tensors, not shapes: the counter's own switch
+
+
+def count_macs(run: Callable[[], Any]) -> int:
+    """MACs of whatever `run` does."""
+    mapping = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default: _fused_on_cpu}
+    counter = FlopCounterMode(display=False, custom_mapping={k.overloadpacket: v for k, v in mapping.items()})
+    with torch.no_grad(), counter:
+        run()
+    return counter.get_total_flops() // 2
+
+
+@dataclass(frozen=True)
+class StageMacs:
+    """MACs per image of one stage.
+
+    Attributes:
+        total: the whole stage, reuse included.
+        plain: the same backbone and grid without reuse.
+        feature: context embeddings and their resizing.
+        relation: transformation and resizing of the upstream stage's logits.
+        wider: the widened MLPs, which is the rest.
+    """
+
+    total: int
+    plain: int
+    feature: int = 0
+    relation: int = 0
+
+    @property
+    def wider(self) -> int:
+        return self.total - self.plain - self.feature - self.relation
+
+
+def model_macs(model: nn.Module, size: int, channels: int = 3) -> int:
+    """MACs of one image of size x size pixels through any model."""
+    parameter = next(model.parameters())
+    image = torch.zeros(1, channels, size, size, device=parameter.device, dtype=parameter.dtype)
+    was = model.training
+    model.eval()
+    try:
+        return count_macs(lambda: model(image))
+    finally:
+        model.train(was)
+
+
+def _plain(config: CascadeConfig, grid: int) -> int:
+    return model_macs(Cascade(config.static(grid)), config.image_size, config.in_chans)
+
+
+def stage_macs(cascade: Cascade) -> list[StageMacs]:
+    """MACs per image of each stage, and of its reuse parts.
+
+    Leaving at exit k costs the sum of the stages up to k.
+    """
+    config = cascade.config
+    parameter = next(cascade.parameters())
+    shape = (1, config.in_chans, config.image_size, config.image_size)
+    image = torch.zeros(shape, device=parameter.device, dtype=parameter.dtype)
+    was = cascade.training
+    cascade.eval()
+    out: list[StageMacs] = []
+    state = None
+    for index, grid in enumerate(config.grids):
+        before, made = state, []
+        total = count_macs(lambda i=index, s=before, m=made: m.append(cascade.run_stage(i, image, s)))
+        feature = relation = 0
+        if before is not None:
+            stage = cascade.stages[index]
+            feature = count_macs(lambda s=stage, b=before: _all_contexts(s, b.features))
+            relation = count_macs(lambda s=stage, b=before: _all_biases(s, b))
+        out.append(StageMacs(total, _plain(config, grid), feature, relation))
+        state = made[0][1]
+    cascade.train(was)
+    return out
+
+
+def _all_contexts(stage: Any, features: Tensor) -> None:
+    for layer in range(stage.depth if stage.feature is not None else 0):
+        stage.feature(layer, features)
+
+
+def _all_biases(stage: Any, state: Any) -> None:
+    prior = stage.prior(state)
+    for layer in range(stage.depth if prior is not None else 0):
+        stage.reused(layer, prior)

@@ -8,28 +8,96 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tokensworth.cascade import Cascade, CascadeConfig, Reuse
-    from tokensworth.errors import CheckpointError, InvalidGridError, TokensworthError
+    from tokensworth.errors import (
+        BudgetError,
+        CheckpointError,
+        DataError,
+        InvalidGridError,
+        MissingExtraError,
+        PolicyError,
+        TokensworthError,
+        TrainingError,
+        UnsupportedModelError,
+    )
+    from tokensworth.exits import (
+        Accuracy,
+        Calibration,
+        Frontier,
+        Macs,
+        Millis,
+        Policy,
+        calibrate,
+        frontier,
+        solve,
+    )
+    from tokensworth.run.results import Result
+    from tokensworth.run.runner import Runner
     from tokensworth.train.loss import CascadeLoss
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Cascade": "tokensworth.cascade",
-    "CascadeConfig": "tokensworth.cascade",
-    "Reuse": "tokensworth.cascade",
-    "CascadeLoss": "tokensworth.train.loss",
-    "CheckpointError": "tokensworth.errors",
-    "InvalidGridError": "tokensworth.errors",
-    "TokensworthError": "tokensworth.errors",
+    "tokensworth.cascade": ("Cascade", "CascadeConfig", "Reuse"),
+    "tokensworth.errors": (
+        "BudgetError",
+        "CheckpointError",
+        "DataError",
+        "InvalidGridError",
+        "MissingExtraError",
+        "PolicyError",
+        "TokensworthError",
+        "TrainingError",
+        "UnsupportedModelError",
+    ),
+    "tokensworth.exits": (
+        "Accuracy",
+        "Calibration",
+        "Frontier",
+        "Macs",
+        "Millis",
+        "Policy",
+        "calibrate",
+        "frontier",
+        "solve",
+    ),
+    "tokensworth.run.results": ("Result",),
+    "tokensworth.run.runner": ("Runner",),
+    "tokensworth.train.loss": ("CascadeLoss",),
 }
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = sorted(_HOMES)
+__all__ = [
+    "Accuracy",
+    "BudgetError",
+    "Calibration",
+    "Cascade",
+    "CascadeConfig",
+    "CascadeLoss",
+    "CheckpointError",
+    "DataError",
+    "Frontier",
+    "InvalidGridError",
+    "Macs",
+    "Millis",
+    "MissingExtraError",
+    "Policy",
+    "PolicyError",
+    "Result",
+    "Reuse",
+    "Runner",
+    "TokensworthError",
+    "TrainingError",
+    "UnsupportedModelError",
+    "calibrate",
+    "frontier",
+    "solve",
+]
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _HOME:
         raise AttributeError(f"module 'tokensworth' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:

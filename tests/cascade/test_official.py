@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 import torch
-from golden import DATA, golden_images, golden_state
 
 import tokensworth as tw
+from golden import DATA, golden_images, golden_state
 from tokensworth.cascade.official import read_official
 
 MODELS = ("dvt_t2t_vit_12", "dvt_t2t_vit_14", "dvt_deit_small")

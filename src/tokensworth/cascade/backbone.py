@@ -53,7 +53,9 @@ def _plain(config: CascadeConfig, grid: int, pretrained: bool) -> VisionTransfor
     model = timm.create_model(config.backbone, pretrained=pretrained, **args)
     if not isinstance(model, VisionTransformer):
         kind = type(model).__name__
-        raise UnsupportedModelError(f"{config.backbone} is a {kind}; a cascade needs timm's VisionTransformer")
+        raise UnsupportedModelError(
+            f"{config.backbone} is a {kind}; a cascade needs timm's VisionTransformer"
+        )
     return model
 
 
@@ -84,9 +86,7 @@ def make_backbone(config: CascadeConfig, grid: int, pretrained: bool = False) ->
     patch = old.patch_size[0]
     stem_name = config.stem or default_stem(config.backbone)
     bias = old.proj.bias is not None
-    stem = make_stem(
-        stem_name, config.image_size, grid, model.embed_dim, patch, config.in_chans, bias
-    )
+    stem = make_stem(stem_name, config.image_size, grid, model.embed_dim, patch, config.in_chans, bias)
     if pretrained and isinstance(stem, PatchStem):
         _inherit_patches(old.proj, stem)
     model.patch_embed = stem

@@ -91,9 +91,7 @@ class Cascade(
         """Number of stages, which is the number of exits."""
         return len(self.stages)
 
-    def run_stage(
-        self, index: int, images: Tensor, state: Upstream | None
-    ) -> tuple[Tensor, Upstream | None]:
+    def run_stage(self, index: int, images: Tensor, state: Upstream | None) -> tuple[Tensor, Upstream | None]:
         """One stage on a dense batch of the images that have not left.
 
         Args:

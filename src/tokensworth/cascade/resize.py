@@ -21,39 +21,47 @@ def side_matrix(coarse: int, fine: int) -> Tensor:
     return F.adaptive_avg_pool1d(doubled, fine).squeeze(1).T.contiguous()
 
 
+# Up to this many entries, one product with the whole grid's matrix is faster than several tiny ones.
+_SMALL = 2048
+
+
 @lru_cache(maxsize=64)
-def side_block(coarse: int, fine: int) -> Tensor:
-    """One of the equal blocks (fine/g, coarse/g) that `side_matrix` is made of, g = gcd(coarse, fine).
+def row_matrix(coarse: int, fine: int, naive: bool = False) -> Tensor:
+    """The matrix that `resize_rows` works with, float32 on the CPU.
 
-    Both steps of the resizing treat every g-th part of a side alike: 10 -> 14 is twice 5 -> 7.
+    For small grids the whole grid's matrix (f*f, c*c). Otherwise one of the equal blocks (f/g, c/g) that
+    `side_matrix` is made of, g = gcd(c, f): both steps of the resizing treat every g-th part of a side alike,
+    10 -> 14 is twice 5 -> 7. Naive, the rows are resized as a line, which mixes unrelated tokens (DVT's
+    ablation).
     """
+    if naive:
+        return side_matrix(coarse**2, fine**2)
+    side = side_matrix(coarse, fine)
+    if coarse**2 * fine**2 <= _SMALL:
+        return torch.kron(side, side)
     blocks = gcd(coarse, fine)
-    return side_matrix(coarse, fine)[: fine // blocks, : coarse // blocks].contiguous()
+    return side[: fine // blocks, : coarse // blocks].contiguous()
 
 
-def resize_rows(maps: Tensor, side: Tensor, prefix: int, naive: bool = False) -> Tensor:
-    """Resizes the rows of relation maps or features, one side of the grid after the other.
+def resize_rows(maps: Tensor, matrix: Tensor, prefix: int) -> Tensor:
+    """Resizes the rows of relation maps or features: (B, prefix + c*c, W) -> (B, prefix + f*f, W).
 
-    Small products with one block of the side's matrix do a tenth of the work of the whole grid's matrix.
+    With a block of one side, small products along each side do a tenth of the work of the whole matrix.
 
     Args:
-        maps: (B, prefix + c*c, W): any columns; prefix rows pass through.
-        side: from `side_block`; in naive mode the whole matrix (f*f, c*c) of the flattened grid.
+        maps: any columns; prefix rows pass through.
+        matrix: from `row_matrix`.
         prefix: number of prefix tokens.
-        naive: resize the rows as a line, which mixes unrelated tokens (DVT's ablation).
-
-    Returns:
-        (B, prefix + f*f, W).
     """
     count, rows, width = maps.shape
     patches = maps[:, prefix:]
-    if naive:
-        patches = side @ patches
+    if matrix.shape[1] == rows - prefix:
+        patches = torch.bmm(matrix.expand(count, -1, -1), patches)
     else:
         coarse = isqrt(rows - prefix)
-        blocks = coarse // side.shape[1]
-        fine = side.shape[0] * blocks
-        patches = side @ patches.reshape(count * blocks, side.shape[1], coarse * width)
-        patches = side @ patches.view(count * fine * blocks, side.shape[1], width)
+        blocks = coarse // matrix.shape[1]
+        fine = matrix.shape[0] * blocks
+        patches = matrix @ patches.reshape(count * blocks, matrix.shape[1], coarse * width)
+        patches = matrix @ patches.view(count * fine * blocks, matrix.shape[1], width)
         patches = patches.view(count, fine * fine, width)
     return torch.cat([maps[:, :prefix], patches], dim=1) if prefix else patches

@@ -11,7 +11,7 @@ from timm.layers.weight_init import trunc_normal_
 from torch import Tensor, nn
 
 from tokensworth.cascade.config import Reuse
-from tokensworth.cascade.resize import resize_rows, side_block, side_matrix
+from tokensworth.cascade.resize import resize_rows, row_matrix
 
 # Relation maps are transformed a piece at a time, its hidden layer near this size: small enough for a cache.
 _CHUNK_BYTES = 3 * 2**20
@@ -73,7 +73,7 @@ class FeatureReuse(nn.Module):
         make_norm: builds a LayerNorm over `dim` channels with the backbone's epsilon.
     """
 
-    side: Tensor
+    matrix: Tensor
 
     def __init__(
         self,
@@ -88,17 +88,17 @@ class FeatureReuse(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(ContextEmbedding(dim, reuse, make_norm(dim)) for _ in range(depth))
         self.prefix, self.class_token = prefix, reuse.class_token
-        self.register_buffer("side", side_block(coarse, fine), persistent=False)
+        self.register_buffer("matrix", row_matrix(coarse, fine), persistent=False)
 
     def forward(self, layer: int, features: Tensor) -> Tensor:
         """Context embedding of one layer: features (B, F, M, D) -> (B, N, width)."""
         source = features[:, min(layer, features.shape[1] - 1)]
         if self.class_token:
             context = self.layers[layer](source)
-            return resize_rows(context, self.side.to(context.dtype), self.prefix)
+            return resize_rows(context, self.matrix.to(context.dtype), self.prefix)
         # The prefix rows become zeros, so they are not even computed.
         context = self.layers[layer](source[:, self.prefix :])
-        patches = resize_rows(context, self.side.to(context.dtype), 0)
+        patches = resize_rows(context, self.matrix.to(context.dtype), 0)
         return nn.functional.pad(patches, (0, 0, self.prefix, 0))
 
 
@@ -117,9 +117,9 @@ class MapMixer(nn.Module):
         count, groups = maps.shape[0], self.weight.shape[0]
         grouped = maps.reshape(count * groups, -1, maps.shape[2])
         weight = self.weight.expand(count, -1, -1, -1).flatten(0, 1)
-        bias = self.bias.view(groups, -1, 1).expand(count, -1, -1, -1).flatten(0, 1)
-        # One batched product per image: the layout stays as it is, nothing is copied.
-        return torch.baddbmm(bias, weight, grouped).view(count, -1, maps.shape[2])
+        # One batched product per image: the layout stays as it is, nothing is copied. The bias comes after,
+        # since the gradient of a broadcast term inside baddbmm is twenty times slower.
+        return torch.bmm(weight, grouped).view(count, -1, maps.shape[2]).add_(self.bias)
 
 
 class RelationReuse(nn.Module):
@@ -134,7 +134,7 @@ class RelationReuse(nn.Module):
         reuse: the switches `relation` (`all` or `matching`) and `upsample`.
     """
 
-    side: Tensor
+    matrix: Tensor
 
     def __init__(self, depth: int, heads: int, prefix: int, coarse: int, fine: int, reuse: Reuse) -> None:
         super().__init__()
@@ -142,28 +142,29 @@ class RelationReuse(nn.Module):
         self.heads = heads
         self.fc1 = MapMixer(maps, 3 * maps, groups)
         self.fc2 = MapMixer(3 * maps, maps, groups, zero=True)
-        self.prefix, self.naive = prefix, reuse.upsample == "naive"
-        side = side_matrix(coarse**2, fine**2) if self.naive else side_block(coarse, fine)
-        self.register_buffer("side", side, persistent=False)
+        self.prefix = prefix
+        matrix = row_matrix(coarse, fine, naive=reuse.upsample == "naive")
+        self.register_buffer("matrix", matrix, persistent=False)
 
     def transform(self, relations: Tensor) -> Tensor:
         """Logits (B, L*H, M, M) to what this stage adds to its own, still at the coarse size."""
         maps = relations.flatten(2)
-        places = maps.shape[2]
-        step = places if torch.is_grad_enabled() else max(1, _CHUNK_BYTES // (4 * self.fc1.bias.shape[0]))
-        if maps.shape[0] * places <= step:
+        places, hidden = maps.shape[2], self.fc1.bias.shape[0]
+        step = max(1, _CHUNK_BYTES // (4 * hidden))
+        if torch.is_grad_enabled() or maps.shape[0] * places <= step:
             return self.fc2(nn.functional.gelu(self.fc1(maps))).view_as(relations)
         out = torch.empty_like(maps)
-        for image in range(maps.shape[0]):
+        together = max(1, step // places)
+        for first in range(0, maps.shape[0], together):
             for start in range(0, places, step):
-                piece = (slice(image, image + 1), slice(None), slice(start, start + step))
+                piece = (slice(first, first + together), slice(None), slice(start, start + step))
                 out[piece] = self.fc2(nn.functional.gelu(self.fc1(maps[piece])))
         return out.view_as(relations)
 
     def bias(self, layer: int, prior: Tensor) -> Tensor:
         """One layer's share of the transformed maps, resized: (B, L*H, M, M) -> (B, H, N, N)."""
         maps = prior[:, layer * self.heads : (layer + 1) * self.heads].flatten(0, 1)
-        side = self.side.to(maps.dtype)
-        columns = resize_rows(maps.mT, side, self.prefix, self.naive)
-        rows = resize_rows(columns.mT, side, self.prefix, self.naive)
+        matrix = self.matrix.to(maps.dtype)
+        columns = resize_rows(maps.mT, matrix, self.prefix)
+        rows = resize_rows(columns.mT, matrix, self.prefix)
         return rows.unflatten(0, (-1, self.heads))

@@ -112,7 +112,9 @@ class Stage(nn.Module):
         logits = vit.forward_head(vit.norm(x))
         if not hand_on:
             return logits, None
-        return logits, Upstream(torch.stack(features, dim=1), torch.cat(relations, dim=1) if relations else None)
+        return logits, Upstream(
+            torch.stack(features, dim=1), torch.cat(relations, dim=1) if relations else None
+        )
 
     @staticmethod
     def _attend(

@@ -33,9 +33,7 @@ class TokenPerformer(nn.Module):
         self.kqv = nn.Linear(width, 3 * TOKEN_DIM)
         self.proj = nn.Linear(TOKEN_DIM, TOKEN_DIM)
         self.norm2 = nn.LayerNorm(TOKEN_DIM)
-        self.mlp = nn.Sequential(
-            nn.Linear(TOKEN_DIM, TOKEN_DIM), nn.GELU(), nn.Linear(TOKEN_DIM, TOKEN_DIM)
-        )
+        self.mlp = nn.Sequential(nn.Linear(TOKEN_DIM, TOKEN_DIM), nn.GELU(), nn.Linear(TOKEN_DIM, TOKEN_DIM))
         self.register_buffer("w", _orthogonal_features(_PERFORMER_FEATURES, TOKEN_DIM))
 
     def _features(self, x: Tensor) -> Tensor:

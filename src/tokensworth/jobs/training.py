@@ -57,7 +57,9 @@ def machine() -> dict[str, Any]:
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line]
+        names = [
+            line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line
+        ]
         cpu = names[0] if names else cpu
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
@@ -76,7 +78,9 @@ def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, 
     return tuple(round(float(v), 4) for v in flat.mean(1)), tuple(round(float(v), 4) for v in flat.std(1))
 
 
-def accuracy_per_exit(model: nn.Module, data: TensorSet, config: CascadeConfig, device: torch.device) -> list[float]:
+def accuracy_per_exit(
+    model: nn.Module, data: TensorSet, config: CascadeConfig, device: torch.device
+) -> list[float]:
     """Share of right answers at each exit, in percent."""
     right: list[int] = []
     with torch.inference_mode():
@@ -128,7 +132,12 @@ def run_training(job: TrainJob, on_step: Callable[[Progress], None] | None = Non
         from timm.data.transforms_factory import create_transform
 
         transform = create_transform(
-            size, is_training=True, mean=config.mean, std=config.std, auto_augment="rand-m9-mstd0.5", re_prob=0.25
+            size,
+            is_training=True,
+            mean=config.mean,
+            std=config.std,
+            auto_augment="rand-m9-mstd0.5",
+            re_prob=0.25,
         )
         return FileBatches(images, recipe.batch_size, transform, recipe.seed, job.workers, rank, world)
 

@@ -24,7 +24,9 @@ class Recipe:
     Attributes:
         epochs: passes over the data.
         batch_size: images per step and process.
-        lr: peak learning rate of AdamW.
+        optimizer: a name that timm knows, such as `adamw` or `muon` (Jordan et al. 2024: orthogonalized
+            momentum for matrices, AdamW for the rest; reaches an accuracy in far fewer epochs).
+        lr: peak learning rate.
         min_lr: where the cosine ends.
         warmup: epochs of linear warm-up.
         weight_decay: of matrices; biases, norms and embeddings are not decayed.
@@ -40,6 +42,7 @@ class Recipe:
 
     epochs: int = 20
     batch_size: int = 128
+    optimizer: str = "adamw"
     lr: float = 1e-3
     min_lr: float = 1e-5
     warmup: float = 1.0
@@ -72,12 +75,23 @@ class Progress:
 
 
 def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    plain = ("cls_token", "pos_embed", "reg_token", "balance")
-    decayed = [p for n, p in trained if p.ndim > 1 and not n.endswith((*plain, "bias"))]
-    kept = {id(p) for p in decayed}
-    rest = [p for _, p in trained if id(p) not in kept]
-    return [{"params": decayed, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
+    """Matrices; other decayed weights; and what is not decayed. Muon steps the first group, AdamW the rest."""
+    embeddings = ("cls_token", "pos_embed", "reg_token", "balance")
+    matrices, mixers, plain = [], [], []
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if parameter.ndim < 2 or name.endswith((*embeddings, "bias")):
+            plain.append(parameter)
+        else:
+            # Relation mixers (groups, out, in) are no matrices to be made orthogonal as a whole.
+            (mixers if parameter.ndim == 3 else matrices).append(parameter)
+    groups = [
+        {"params": matrices, "weight_decay": weight_decay},
+        {"params": mixers, "weight_decay": weight_decay, "use_fallback": True},
+        {"params": plain, "weight_decay": 0.0, "use_fallback": True},
+    ]
+    return [group for group in groups if group["params"]]
 
 
 class Trainer:
@@ -112,6 +126,7 @@ class Trainer:
             from accelerate import Accelerator
         except ImportError:
             raise MissingExtraError("training", "train") from None
+        from timm.optim import create_optimizer_v2
         from timm.scheduler.cosine_lr import CosineLRScheduler
         from timm.utils.model_ema import ModelEmaV3
 
@@ -120,9 +135,10 @@ class Trainer:
         self.recipe, self.path = recipe, out / STATE_NAME
         self.evaluate, self.save_every = evaluate, save_every
         self.batches = batches(self.accelerator.process_index, self.accelerator.num_processes)
-        self.model = model.to(self.accelerator.device)
+        self.model = model.to(self.accelerator.device, memory_format=torch.channels_last)
         self.ema = ModelEmaV3(self.model, decay=recipe.ema, use_warmup=True) if recipe.ema else None
-        self.optimizer = torch.optim.AdamW(_parameter_groups(self.model, recipe.weight_decay), lr=recipe.lr)
+        groups = _parameter_groups(self.model, recipe.weight_decay)
+        self.optimizer = create_optimizer_v2(groups, opt=recipe.optimizer, lr=recipe.lr)
         self.wrapped, self.stepper = self.accelerator.prepare(self.model, self.optimizer)
         steps = self.batches.steps()
         self.total = recipe.epochs * steps
@@ -195,7 +211,8 @@ class Trainer:
         torch.manual_seed(seed)
         np.random.seed(seed % 2**32)
         device = self.accelerator.device
-        images, target = images.to(device), target.to(device)
+        images = images.to(device, memory_format=torch.channels_last)
+        target = target.to(device)
         if self.mixup:
             images, target = self.mixup(images, target)
         self.scheduler.step_update(self.state.step)

@@ -60,7 +60,11 @@ def save_state(
 
 
 def load_state(
-    path: Path, recipe: dict[str, Any], model: nn.Module, ema: nn.Module | None, optimizer: torch.optim.Optimizer
+    path: Path,
+    recipe: dict[str, Any],
+    model: nn.Module,
+    ema: nn.Module | None,
+    optimizer: torch.optim.Optimizer,
 ) -> TrainState:
     """Restores model, average and optimizer in place.
 
@@ -90,7 +94,10 @@ def load_state(
     for key, value in parts["optimizer"].items():
         name, entry = key.rsplit("|", 1)
         parameter = parameters[name]
-        # AdamW keeps its step count on the CPU.
-        place = value if entry == "step" else value.to(parameter.device)
+        if value.dtype == torch.bool:
+            place: Tensor | bool = bool(value)
+        else:
+            # Step counts stay on the CPU.
+            place = value if entry == "step" else value.to(parameter.device)
         optimizer.state.setdefault(parameter, {})[entry] = place  # type: ignore[attr-defined]
     return TrainState(recipe, **rest)

@@ -1,0 +1,234 @@
+"""What each exit said of each calibration image: all that a solver needs, and no image any more."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+from torch import Tensor
+from torch.nn import functional as F
+
+from tokensworth.cascade import Cascade, model_hash
+from tokensworth.errors import DataError, PolicyError
+from tokensworth.exits.scores import find_score, softmax
+from tokensworth.files import atomic_path
+from tokensworth.measure.macs import stage_macs
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Per exit and image: how sure, what answer; per image: the truth; per stage: the cost.
+
+    Attributes:
+        scores: (S, N) float32, higher is surer.
+        confidences: (S, N) float32, the largest probability, for calibration errors.
+        predictions: (S, N) int64.
+        labels: (N,) int64.
+        stage_costs: cost of running each stage on one image.
+        unit: of the costs: `MACs` or `ms`.
+        score: name of the score.
+        temperatures: per exit; logits are divided by them.
+        model: hash of the model.
+        context: for times: engine, batch, threads, dtype and machine they were measured with.
+    """
+
+    scores: np.ndarray
+    confidences: np.ndarray
+    predictions: np.ndarray
+    labels: np.ndarray
+    stage_costs: tuple[float, ...]
+    unit: str = "MACs"
+    score: str = "confidence"
+    temperatures: tuple[float, ...] = ()
+    model: str = ""
+    context: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        stages, count = self.scores.shape
+        shapes = {self.confidences.shape, self.predictions.shape, (len(self.stage_costs), len(self.labels))}
+        if shapes != {(stages, count)} or count == 0:
+            raise DataError(
+                "calibration: scores, predictions, labels and costs do not fit together, or are empty"
+            )
+        if not np.isfinite(self.scores).all():
+            raise DataError("calibration: scores that are not finite; the model's weights may be damaged")
+
+    @property
+    def right(self) -> np.ndarray:
+        """(S, N) bool: whether each exit's answer is right."""
+        return self.predictions == self.labels
+
+    @property
+    def exit_costs(self) -> np.ndarray:
+        """(S,) cost of leaving at each exit: the stages up to it, summed."""
+        return np.cumsum(np.asarray(self.stage_costs, dtype=np.float64))
+
+    @property
+    def anytime(self) -> list[float]:
+        """Accuracy of each exit alone, as shares."""
+        return [float(row.mean()) for row in self.right]
+
+    def with_costs(self, stage_costs: Sequence[float], unit: str, context: dict[str, Any]) -> "Calibration":
+        """The same answers under other costs, for example measured milliseconds."""
+        items = tuple(sorted(context.items()))
+        return replace(self, stage_costs=tuple(stage_costs), unit=unit, context=items)
+
+    def select(self, index: np.ndarray) -> "Calibration":
+        """The images at `index` (K,) only."""
+        rows = {k: getattr(self, k)[:, index] for k in ("scores", "confidences", "predictions")}
+        return replace(self, labels=self.labels[index], **rows)
+
+    def calibration_errors(self, bins: int = 15) -> list[float]:
+        """Expected calibration error of each exit: mean gap of confidence and accuracy over equal bins."""
+        return [
+            expected_calibration_error(c, r, bins) for c, r in zip(self.confidences, self.right, strict=True)
+        ]
+
+    def save(self, path: str | Path) -> None:
+        """Writes one safetensors file atomically."""
+        arrays = {k: np.ascontiguousarray(getattr(self, k)) for k in _ARRAYS}
+        rest = {k: getattr(self, k) for k in _REST}
+        with atomic_path(path) as temporary:
+            save_file(arrays, temporary, metadata={"calibration": json.dumps(rest)})
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Calibration":
+        """Reads what `save` wrote.
+
+        Raises:
+            DataError: missing, cut short or not a calibration.
+        """
+        try:
+            with safe_open(str(path), framework="np") as file:
+                rest = json.loads(file.metadata()["calibration"])
+                arrays = {key: file.get_tensor(key) for key in _ARRAYS}
+            for key in ("stage_costs", "temperatures"):
+                rest[key] = tuple(rest[key])
+            rest["context"] = tuple((k, v) for k, v in rest["context"])
+            return cls(**arrays, **rest)
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            raise DataError(
+                f"{path} is not a calibration ({error}); make it with `tokensworth calibrate`"
+            ) from None
+
+
+_ARRAYS = ("scores", "confidences", "predictions", "labels")
+_REST = ("stage_costs", "unit", "score", "temperatures", "model", "context")
+
+
+def expected_calibration_error(confidence: np.ndarray, right: np.ndarray, bins: int = 15) -> float:
+    """Mean over bins of |accuracy - confidence|, weighted by their size (Guo et al. 2017, equation 3)."""
+    place = np.minimum((confidence * bins).astype(int), bins - 1)
+    gap = np.bincount(place, right.astype(float) - confidence, minlength=bins)
+    return float(np.abs(gap).sum() / len(right))
+
+
+def fit_temperature(logits: Tensor, labels: Tensor) -> float:
+    """The temperature that minimizes the cross-entropy of logits (N, C) under labels (N,) (Guo et al. 2017)."""
+    log_t = torch.zeros((), dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([log_t], max_iter=60, line_search_fn="strong_wolfe")
+    logits, labels = logits.double().clone(), labels.clone()
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(logits / log_t.exp(), labels)
+        loss.backward()
+        return loss
+
+    with torch.enable_grad():
+        optimizer.step(closure)  # type: ignore[arg-type]
+    return float(log_t.exp())
+
+
+def calibrate(
+    cascade: Cascade,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    *,
+    score: str = "confidence",
+    temperature: bool | Sequence[float] = False,
+) -> Calibration:
+    """Runs every exit on labelled images and keeps what the solvers need.
+
+    Args:
+        cascade: the model; it is put into evaluation mode.
+        batches: pairs of normalized images (B, C, S, S) and labels (B,), for example a DataLoader.
+        score: `confidence`, `entropy`, `margin` or `random`.
+        temperature: fit one temperature per exit first, which takes a second pass and all images in memory;
+            or the temperatures to use.
+
+    Raises:
+        DataError: no images, labels outside the model's classes, or answers that are not finite.
+        PolicyError: an unknown score.
+    """
+    rule = find_score(score)
+    cascade.eval()
+    stages, classes = cascade.num_stages, cascade.config.num_classes
+    temperatures = (1.0,) * stages
+    if temperature is True:
+        batches = list(batches)
+        temperatures = _temperatures(cascade, batches)
+    elif temperature:
+        temperatures = tuple(temperature)
+    parts: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in range(stages)]
+    truth: list[Tensor] = []
+    seen = 0
+    for exits, labels in _answers(cascade, batches):
+        if labels.min() < 0 or labels.max() >= classes:
+            raise DataError(
+                f"calibration: labels {int(labels.min())} to {int(labels.max())} for {classes} classes"
+            )
+        positions = torch.arange(seen, seen + len(labels))
+        for index, logits in enumerate(exits):
+            if not logits.isfinite().all():
+                raise DataError(f"exit {index + 1} answers with values that are not finite: damaged weights?")
+            probabilities = softmax(logits, temperatures[index])
+            top, answer = probabilities.max(dim=1)
+            parts[index].append((rule(probabilities, positions, index), top, answer))
+        truth.append(labels)
+        seen += len(labels)
+    if not seen:
+        raise DataError("calibration: no images")
+    columns = [[torch.cat(column).numpy() for column in zip(*rows, strict=True)] for rows in parts]
+    scores, confidences, predictions = (np.stack(rows) for rows in zip(*columns, strict=True))
+    return Calibration(
+        scores,
+        confidences,
+        predictions,
+        torch.cat(truth).numpy(),
+        tuple(float(s.total) for s in stage_macs(cascade)),
+        score=score,
+        temperatures=temperatures,
+        model=model_hash(cascade),
+    )
+
+
+def _answers(
+    cascade: Cascade, batches: Iterable[tuple[Tensor, Tensor]]
+) -> Iterator[tuple[list[Tensor], Tensor]]:
+    """Logits of every exit and labels, batch by batch, on the CPU."""
+    device = next(cascade.parameters()).device
+    with torch.inference_mode():
+        for images, labels in batches:
+            yield [logits.float().cpu() for logits in cascade(images.to(device))], labels.cpu().long()
+
+
+def _temperatures(cascade: Cascade, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, ...]:
+    """One temperature per exit, from all logits at once."""
+    pairs = list(_answers(cascade, batches))
+    if not pairs:
+        raise DataError("calibration: no images")
+    labels = torch.cat([labels for _, labels in pairs])
+    per_exit = [torch.cat(logits) for logits in zip(*(exits for exits, _ in pairs), strict=True)]
+    return tuple(fit_temperature(logits, labels) for logits in per_exit)
+
+
+def require_stages(calibration: Calibration, thresholds: np.ndarray) -> None:
+    """Raises PolicyError where thresholds (..., S-1) are not one fewer than the exits."""
+    wanted = len(calibration.stage_costs) - 1
+    if thresholds.shape[-1] != wanted:
+        raise PolicyError(f"{thresholds.shape[-1]} thresholds for {wanted + 1} exits; one fewer is needed")

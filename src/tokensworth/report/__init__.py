@@ -1,0 +1,1 @@
+"""The report: tables, plots, and one self-contained HTML page."""

@@ -1,0 +1,291 @@
+"""The runner: each stage runs only on images that have not left, so that saved MACs become saved time."""
+
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from tokensworth.cascade import Cascade, Upstream, model_hash
+from tokensworth.data.tensors import normalize
+from tokensworth.errors import PolicyError
+from tokensworth.exits.policy import Policy
+from tokensworth.exits.scores import find_score, softmax
+from tokensworth.measure.macs import stage_macs
+from tokensworth.run.inputs import Item, Source, read_items
+from tokensworth.run.monitor import Drift, Monitor
+from tokensworth.run.results import Result
+
+BACKENDS = ("torch",)
+
+# How many batches of images may wait for others of their stage before all queues are emptied.
+_LAG = 16
+
+
+@dataclass
+class _Waiting:
+    """Survivors of several batches that wait for one stage."""
+
+    positions: list[Tensor] = field(default_factory=list)
+    images: list[Tensor] = field(default_factory=list)
+    states: list[Upstream] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return sum(len(p) for p in self.positions)
+
+    def add(self, positions: Tensor, images: Tensor, state: Upstream) -> None:
+        self.positions.append(positions)
+        self.images.append(images)
+        self.states.append(state)
+
+    def take(self) -> tuple[Tensor, Tensor, Upstream]:
+        """All of them as one dense batch."""
+        if len(self.positions) == 1:
+            packed = self.positions[0], self.images[0], self.states[0]
+        else:
+            packed = torch.cat(self.positions), torch.cat(self.images), Upstream.concat(self.states)
+        self.__init__()
+        return packed
+
+
+class Runner:
+    """Runs a cascade under a policy, image by image no more than needed, batch by batch in fact.
+
+    Args:
+        cascade: the model; put into evaluation mode and moved to `device`.
+        policy: when images leave; every image runs every stage where None.
+        batch_size: images of a stage's batch; later stages pack survivors of several batches.
+        device: where to run; where the model is, if None.
+        dtype: autocast to this type, for example `torch.bfloat16`; None for none.
+        backend: `torch`.
+        pack: let survivors wait to fill a batch. Off, each batch runs through at once (lower latency).
+
+    Raises:
+        PolicyError: the policy is for another model or number of exits, or the backend is unknown.
+
+    Example:
+        >>> runner = Runner(cascade, policy)  # doctest: +SKIP
+        >>> for result in runner.predict("photos/"):  # doctest: +SKIP
+        ...     print(result.name, result.class_name, result.exit)
+    """
+
+    def __init__(
+        self,
+        cascade: Cascade,
+        policy: Policy | None = None,
+        *,
+        batch_size: int = 64,
+        device: str | torch.device | None = None,
+        dtype: torch.dtype | None = None,
+        backend: str = "torch",
+        pack: bool = True,
+    ) -> None:
+        if backend not in BACKENDS:
+            raise PolicyError(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
+        if batch_size < 1:
+            raise PolicyError(f"batch size {batch_size} is not positive")
+        self.cascade = cascade.eval()
+        self.device = torch.device(device) if device else next(cascade.parameters()).device
+        cascade.to(self.device)
+        self.batch_size, self.dtype, self.pack, self.backend = batch_size, dtype, pack, backend
+        self.model = model_hash(cascade)
+        stage_costs = [s.total for s in stage_macs(cascade)]
+        self.exit_macs = [float(sum(stage_costs[: i + 1])) for i in range(len(stage_costs))]
+        self._policy = Policy.run_all(cascade.num_stages)
+        self.monitor = Monitor(self._policy)
+        if policy is not None:
+            self.policy = policy
+
+    @property
+    def context(self) -> dict[str, object]:
+        """What measured times depend on, as a policy records it."""
+        return {
+            "backend": self.backend,
+            "batch": self.batch_size,
+            "threads": torch.get_num_threads(),
+            "dtype": str(self.dtype or torch.float32).removeprefix("torch."),
+        }
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in force; another one may be set between batches."""
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        for warning in policy.check(self.cascade.num_stages, self.model, self.context):
+            warnings.warn(warning, stacklevel=3)
+        self._policy = policy
+        self.monitor.watch(policy)
+
+    @property
+    def drift(self) -> Drift:
+        """Whether recent images cost what the policy promised."""
+        return self.monitor.drift()
+
+    def predict(self, source: Source) -> Iterator[Result]:
+        """Streams one result per image, in input order, with bounded memory.
+
+        Args:
+            source: arrays, a file, a folder, a Parquet file, an `ImageSet`, or an iterable of paths, encoded
+                bytes or PIL images.
+
+        Raises:
+            DataError: a source that cannot be read at all. A single bad image becomes a result with an error.
+        """
+        return _Stream(self, read_items(source, self.cascade.config)).results()
+
+    def run(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """One batch straight through, without packing: the loop behind `predict` for tensors in hand.
+
+        Args:
+            images: (B, C, S, S), normalized, on the runner's device.
+
+        Returns:
+            Labels, confidences and exits counted from 0, each (B,).
+        """
+        count = len(images)
+        labels = torch.empty(count, dtype=torch.long, device=self.device)
+        confidences = torch.empty(count, device=self.device)
+        exits = torch.empty(count, dtype=torch.long, device=self.device)
+        positions, state = torch.arange(count, device=self.device), None
+        for index in range(self.cascade.num_stages):
+            answer = self._stage(index, images, state, positions)
+            gone = positions[answer.leaves]
+            labels[gone], confidences[gone], exits[gone] = answer.labels, answer.confidences, index
+            if answer.stay is None:
+                break
+            positions, images, state = positions[answer.stay], images[answer.stay], answer.state
+        return labels, confidences, exits
+
+    def _stage(self, index: int, images: Tensor, state: Upstream | None, positions: Tensor) -> "_Answer":
+        """One stage on a dense batch: who leaves with which answer, who stays with which state."""
+        policy, last = self._policy, index == self.cascade.num_stages - 1
+        enabled = self.dtype is not None
+        with torch.inference_mode(), torch.autocast(self.device.type, self.dtype, enabled=enabled):
+            logits, handed_on = self.cascade.run_stage(index, images, state)
+            heat = policy.temperatures[index] if policy.temperatures else 1.0
+            probabilities = softmax(logits, heat)
+            confidences, labels = probabilities.max(dim=1)
+            if last:
+                return _Answer(torch.arange(len(labels), device=self.device), labels, confidences, None, None)
+            score = find_score(policy.score)(probabilities, positions, index)
+            # Compared in the scores' own precision, as the solvers do.
+            leave = score >= torch.tensor(policy.thresholds[index], dtype=score.dtype, device=score.device)
+            leaves = leave.nonzero().squeeze(1)
+            if len(leaves) == len(labels):
+                return _Answer(leaves, labels, confidences, None, None)
+            stay = (~leave).nonzero().squeeze(1)
+            assert handed_on is not None
+            if not len(leaves):
+                return _Answer(leaves, labels[leaves], confidences[leaves], stay, handed_on)
+            return _Answer(leaves, labels[leaves], confidences[leaves], stay, handed_on.select(stay))
+
+
+@dataclass(slots=True)
+class _Answer:
+    """One stage's answer for a batch."""
+
+    leaves: Tensor
+    labels: Tensor
+    confidences: Tensor
+    stay: Tensor | None
+    state: Upstream | None
+
+
+class _Stream:
+    """One pass over a source: a queue per later stage, results put back in order."""
+
+    def __init__(self, runner: Runner, items: Iterator[Item]) -> None:
+        self.runner, self.items = runner, items
+        stages = runner.cascade.num_stages
+        self.waiting = [_Waiting() for _ in range(stages)]
+        self.names: deque[str] = deque()
+        self.done: dict[int, Result] = {}
+        self.next = 0  # the first position whose result has not been handed out
+
+    def results(self) -> Iterator[Result]:
+        position, size = 0, self.runner.batch_size
+        while batch := list(islice(self.items, size)):
+            self._enter(batch, position)
+            position += len(batch)
+            if not self.runner.pack or position - self.next > _LAG * size:
+                self._empty(force=True)
+            else:
+                self._empty(force=False)
+            yield from self._ready()
+        self._empty(force=True)
+        yield from self._ready()
+
+    def _ready(self) -> Iterator[Result]:
+        while self.next in self.done:
+            yield self.done.pop(self.next)
+            self.next += 1
+
+    def _enter(self, batch: list[Item], start: int) -> None:
+        good: list[int] = []
+        tensors: list[Tensor] = []
+        self.names.extend(item.name for item in batch)
+        for offset, item in enumerate(batch):
+            if item.image is None:
+                self.done[start + offset] = Result(start + offset, item.name, error=item.error)
+            else:
+                good.append(start + offset)
+                tensors.append(item.image)
+        if not tensors:
+            return
+        images = torch.stack(tensors).to(self.runner.device)
+        if images.dtype == torch.uint8:
+            config = self.runner.cascade.config
+            images = normalize(images, config.mean, config.std)
+        self._run(0, torch.tensor(good, device=self.runner.device), images, None)
+
+    def _empty(self, force: bool) -> None:
+        for index in range(1, len(self.waiting)):
+            queue = self.waiting[index]
+            while len(queue) >= (1 if force else self.runner.batch_size):
+                positions, images, state = queue.take()
+                size = self.runner.batch_size
+                full = len(positions) if force else len(positions) // size * size
+                for start in range(0, full, size):
+                    part = torch.arange(start, min(start + size, full), device=positions.device)
+                    whole = len(part) == len(positions)
+                    chosen = (
+                        (positions, images, state)
+                        if whole
+                        else (positions[part], images[part], state.select(part))
+                    )
+                    self._run(index, *chosen)
+                if full < len(positions):
+                    rest = torch.arange(full, len(positions), device=positions.device)
+                    queue.add(positions[rest], images[rest], state.select(rest))
+
+    def _run(self, index: int, positions: Tensor, images: Tensor, state: Upstream | None) -> None:
+        runner = self.runner
+        answer = runner._stage(index, images, state, positions)
+        names, first = self.names, self._first_name
+        classes = runner.cascade.config.class_names
+        gone = positions[answer.leaves].tolist()
+        columns = zip(gone, answer.labels.tolist(), answer.confidences.tolist(), strict=True)
+        for position, label, confidence in columns:
+            name = names[position - first]
+            named = classes[label] if classes else ""
+            self.done[position] = Result(
+                position, name, label, named, confidence, index + 1, runner.exit_macs[index]
+            )
+        runner.monitor.add([index] * len(gone))
+        if answer.stay is not None and answer.state is not None:
+            self.waiting[index + 1].add(positions[answer.stay], images[answer.stay], answer.state)
+
+    @property
+    def _first_name(self) -> int:
+        """The position of the oldest name kept; names of results handed out are let go."""
+        while self._named_from < self.next:
+            self.names.popleft()
+            self._named_from += 1
+        return self._named_from
+
+    _named_from = 0

@@ -25,6 +25,13 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def clear_leftovers(path: str | Path) -> None:
+    """Removes temporary files of `path` that a killed process left behind."""
+    path = Path(path)
+    for stale in path.parent.glob(f".{path.name}.*.tmp"):
+        stale.unlink(missing_ok=True)
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Writes UTF-8 text atomically."""
     with atomic_path(path) as temporary:

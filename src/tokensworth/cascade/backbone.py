@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 import timm
-from timm.layers import LayerNorm
+from timm.layers.norm import LayerNorm
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
 
@@ -53,9 +53,7 @@ def _plain(config: CascadeConfig, grid: int, pretrained: bool) -> VisionTransfor
     model = timm.create_model(config.backbone, pretrained=pretrained, **args)
     if not isinstance(model, VisionTransformer):
         kind = type(model).__name__
-        raise UnsupportedModelError(
-            f"{config.backbone} is a {kind}; a cascade needs timm's VisionTransformer"
-        )
+        raise UnsupportedModelError(f"{config.backbone} is a {kind}; a cascade needs timm's VisionTransformer")
     return model
 
 
@@ -91,9 +89,7 @@ def make_backbone(config: CascadeConfig, grid: int, pretrained: bool = False) ->
         _inherit_patches(old.proj, stem)
     model.patch_embed = stem
     if config.backbone in T2T_SIZES and model.pos_embed is not None:
-        model.pos_embed = nn.Parameter(
-            sinusoid(model.pos_embed.shape[1], model.embed_dim), requires_grad=False
-        )
+        model.pos_embed = nn.Parameter(sinusoid(model.pos_embed.shape[1], model.embed_dim), requires_grad=False)
     return model
 
 

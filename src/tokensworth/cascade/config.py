@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal
 
 from tokensworth.errors import InvalidGridError, TokensworthError
@@ -86,7 +87,7 @@ class CascadeConfig:
         grids = tuple(self.grids)
         if not grids or any(not isinstance(g, int) or g < 1 for g in grids):
             raise InvalidGridError(f"grids must be positive whole numbers, not {list(grids)}")
-        if any(a >= b for a, b in zip(grids, grids[1:], strict=False)):
+        if any(a >= b for a, b in pairwise(grids)):
             raise InvalidGridError(f"grids must grow from stage to stage, not {list(grids)}")
         if self.class_names and len(self.class_names) != self.num_classes:
             raise TokensworthError(f"{len(self.class_names)} class names for {self.num_classes} classes")

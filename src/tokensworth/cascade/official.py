@@ -69,9 +69,7 @@ def _backbone(state: dict[str, Tensor]) -> str:
     except KeyError:
         raise CheckpointError(f"no {_STAGES[0]}.cls_token: not a released DVT model") from None
     if f"{_STAGES[0]}.patch_embed.proj.weight" in state:
-        return {192: "deit_tiny_patch16_224", 384: "deit_small_patch16_224"}.get(
-            width, "deit_base_patch16_224"
-        )
+        return {192: "deit_tiny_patch16_224", 384: "deit_small_patch16_224"}.get(width, "deit_base_patch16_224")
     depth = 1 + max(int(m[1]) for k in state if (m := re.match(rf"{_STAGES[0]}\.blocks\.(\d+)\.", k)))
     return f"t2t_vit_{depth}"
 
@@ -88,15 +86,11 @@ def read_official(path: str | Path) -> tuple[Cascade, OfficialResults]:
         raise CheckpointError(f"{path}: no such file") from None
     except Exception as error:  # torch raises many kinds on damaged or unsafe files
         reason = str(error).splitlines()[0][:160]
-        raise CheckpointError(
-            f"{path}: damaged, or holds more than plain tensors and numbers ({reason})"
-        ) from None
+        raise CheckpointError(f"{path}: damaged, or holds more than plain tensors and numbers ({reason})") from None
     if not isinstance(saved, dict) or not isinstance(saved.get("model_state_dict"), dict):
         raise CheckpointError(f"{path}: no model_state_dict; not a released DVT checkpoint")
     state = {k.removeprefix("module."): v for k, v in saved["model_state_dict"].items()}
-    config = CascadeConfig(
-        _backbone(state), _GRIDS, state[f"{_STAGES[0]}.head.weight"].shape[0], reuse=Reuse()
-    )
+    config = CascadeConfig(_backbone(state), _GRIDS, state[f"{_STAGES[0]}.head.weight"].shape[0], reuse=Reuse())
     model = Cascade(config)
     renamed = {_our_key(key): value for key, value in state.items()}
     Weights({k: _our_value(k, v) for k, v in renamed.items()}, str(path)).copy_into(model)

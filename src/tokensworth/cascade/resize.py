@@ -37,7 +37,7 @@ def row_matrix(coarse: int, fine: int, naive: bool = False) -> Tensor:
     if naive:
         return side_matrix(coarse**2, fine**2)
     side = side_matrix(coarse, fine)
-    if coarse**2 * fine**2 <= _SMALL:
+    if coarse == 1 or coarse**2 * fine**2 <= _SMALL:
         return torch.kron(side, side)
     blocks = gcd(coarse, fine)
     return side[: fine // blocks, : coarse // blocks].contiguous()

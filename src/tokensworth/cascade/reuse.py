@@ -37,9 +37,7 @@ class Upstream(NamedTuple):
     def concat(parts: Sequence["Upstream"]) -> "Upstream":
         """Several batches packed into one."""
         relations = [part.relations for part in parts if part.relations is not None]
-        return Upstream(
-            torch.cat([part.features for part in parts]), torch.cat(relations) if relations else None
-        )
+        return Upstream(torch.cat([part.features for part in parts]), torch.cat(relations) if relations else None)
 
 
 class ContextEmbedding(nn.Module):

@@ -1,5 +1,8 @@
 """One stage: a vision transformer that may lean on the stage before it."""
 
+from functools import partial
+from typing import Any
+
 import torch
 from timm.layers.weight_init import trunc_normal_
 from timm.models.vision_transformer import Block
@@ -58,11 +61,9 @@ class Stage(nn.Module):
             return
         coarse, prefix = config.grids[index - 1], self.vit.num_prefix_tokens
         if reuse.feature != "off":
-            norm = self.vit.blocks[0].norm1
-            eps: float = norm.eps  # type: ignore[assignment]
-            self.feature = FeatureReuse(
-                self.vit.embed_dim, self.depth, prefix, coarse, grid, reuse, lambda d: type(norm)(d, eps=eps)
-            )
+            norm: Any = self.vit.blocks[0].norm1
+            make_norm = partial(type(norm), eps=norm.eps)
+            self.feature = FeatureReuse(self.vit.embed_dim, self.depth, prefix, coarse, grid, reuse, make_norm)
             for block in self.vit.blocks:
                 _widen(block, reuse.width, reuse.joint_norm, zero=pretrained)  # type: ignore[arg-type]
         if reuse.relation != "off":
@@ -112,9 +113,7 @@ class Stage(nn.Module):
         logits = vit.forward_head(vit.norm(x))
         if not hand_on:
             return logits, None
-        return logits, Upstream(
-            torch.stack(features, dim=1), torch.cat(relations, dim=1) if relations else None
-        )
+        return logits, Upstream(torch.stack(features, dim=1), torch.cat(relations, dim=1) if relations else None)
 
     @staticmethod
     def _attend(
@@ -140,7 +139,7 @@ class Stage(nn.Module):
         kept: list[Tensor] | None,
     ) -> Tensor:
         """A timm block with an additive relation `bias` and a `context` beside the MLP's input."""
-        attn = block.attn
+        attn: Any = block.attn
         qkv = attn.qkv(block.norm1(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         q, k, v = qkv.unbind(0)
         q, k = attn.q_norm(q) * attn.scale, attn.k_norm(k)

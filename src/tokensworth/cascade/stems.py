@@ -41,9 +41,7 @@ _CONV = {
 
 def _refuse(grid: int, valid: Iterable[int], stem: str, size: int) -> InvalidGridError:
     nearest = sorted(sorted(valid, key=lambda g: (abs(g - grid), g))[:3])
-    hint = (
-        f"nearest valid: {', '.join(map(str, nearest))}" if nearest else "this stem has no grid for this size"
-    )
+    hint = f"nearest valid: {', '.join(map(str, nearest))}" if nearest else "this stem has no grid for this size"
     return InvalidGridError(f"the {stem} stem makes no {grid}x{grid} grid from {size} px; {hint}")
 
 

@@ -51,11 +51,7 @@ class Weights:
         ]
         if other:
             raise CheckpointError(f"{self.source} has other shapes: {_first(other)}")
-        bad = [
-            key
-            for key, value in self.tensors.items()
-            if value.is_floating_point() and not value.isfinite().all()
-        ]
+        bad = [key for key, value in self.tensors.items() if value.is_floating_point() and not value.isfinite().all()]
         if bad:
             raise CheckpointError(f"{self.source} holds values that are not finite: {_first(bad)}")
         model.load_state_dict(self.tensors)

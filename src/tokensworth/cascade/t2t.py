@@ -67,9 +67,7 @@ class TokenTransformer(nn.Module):
             }
         )
         self.norm2 = nn.LayerNorm(TOKEN_DIM)
-        self.mlp = nn.ModuleDict(
-            {"fc1": nn.Linear(TOKEN_DIM, TOKEN_DIM), "fc2": nn.Linear(TOKEN_DIM, TOKEN_DIM)}
-        )
+        self.mlp = nn.ModuleDict({"fc1": nn.Linear(TOKEN_DIM, TOKEN_DIM), "fc2": nn.Linear(TOKEN_DIM, TOKEN_DIM)})
 
     def forward(self, x: Tensor) -> Tensor:
         queries, keys, values = self.attn["qkv"](self.norm1(x)).unsqueeze(1).chunk(3, dim=-1)

@@ -30,9 +30,7 @@ def calibrate(
     held_out: HeldOut = 0,
     score: Annotated[str, typer.Option(help="confidence, entropy, margin or random.")] = "confidence",
     temperature: Annotated[bool, typer.Option(help="Fit one temperature per exit.")] = False,
-    time: Annotated[
-        bool, typer.Option(help="Measure milliseconds per stage as costs, instead of MACs.")
-    ] = False,
+    time: Annotated[bool, typer.Option(help="Measure milliseconds per stage as costs, instead of MACs.")] = False,
     batch_size: Annotated[int, typer.Option(help="Batch of the time measurement.")] = 64,
     seed: Seed = 0,
     device: Device = "",
@@ -52,9 +50,7 @@ def calibrate(
         calibration = timed_costs(cascade, images, calibration, batch_size)
     calibration.save(out)
     errors = calibration.calibration_errors()
-    table = Table(
-        "exit", "accuracy %", "calibration error", "temperature", f"cost of leaving, {calibration.unit}"
-    )
+    table = Table("exit", "accuracy %", "calibration error", "temperature", f"cost of leaving, {calibration.unit}")
     for i, (right, error) in enumerate(zip(calibration.anytime, errors, strict=True)):
         cells = (f"{100 * right:.2f}", f"{error:.4f}", f"{calibration.temperatures[i]:.3f}")
         table.add_row(str(i + 1), *cells, f"{calibration.exit_costs[i]:.6g}")
@@ -75,9 +71,7 @@ def solve(
     out: Annotated[Path, typer.Option(help="Policy file to write; with --frontier, a list of policies.")],
     budget: Annotated[str, typer.Option(help="Mean MACs per image, as 12M or 1.2G.")] = "",
     millis: Annotated[float, typer.Option(help="Mean milliseconds per image.")] = 0.0,
-    target: Annotated[
-        float, typer.Option(help="Required accuracy as a share; the cheapest policy wins.")
-    ] = 0.0,
+    target: Annotated[float, typer.Option(help="Required accuracy as a share; the cheapest policy wins.")] = 0.0,
     frontier: Annotated[bool, typer.Option(help="Solve the whole frontier.")] = False,
     solver: Annotated[str, typer.Option(help="exact, genetic or walk.")] = "exact",
     cost_confidence: Annotated[float, typer.Option(help="Bound the cost at this confidence, as 0.95.")] = 0.0,
@@ -154,10 +148,7 @@ def evaluate(
     with progress("evaluating", len(images), as_json) as update:
         known = answers(cascade, images, on_batch=update)
         everything = Policy.run_all(cascade.num_stages)
-        points = [
-            cascade_point(f"exit {i + 1} alone", known, everything.up_to(i))
-            for i in range(cascade.num_stages)
-        ]
+        points = [cascade_point(f"exit {i + 1} alone", known, everything.up_to(i)) for i in range(cascade.num_stages)]
         for path, p in zip(policy, policies, strict=True):
             p.check(cascade.num_stages, known.model)
             scored = known
@@ -172,9 +163,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(
         epilog="Example: tokensworth calibrate --model packaged --data packaged:calibration --out cal.safetensors"
     )(calibrate)
-    app.command(
-        epilog="Example: tokensworth solve --calibration cal.safetensors --budget 12M --out policy.json"
-    )(solve)
-    app.command(
-        "eval", epilog="Example: tokensworth eval --model packaged --data packaged:test --policy policy.json"
-    )(evaluate)
+    app.command(epilog="Example: tokensworth solve --calibration cal.safetensors --budget 12M --out policy.json")(solve)
+    app.command("eval", epilog="Example: tokensworth eval --model packaged --data packaged:test --policy policy.json")(
+        evaluate
+    )

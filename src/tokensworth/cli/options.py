@@ -26,14 +26,10 @@ Data = Annotated[
 ]
 Split = Annotated[str, typer.Option(help="Split of a named data set.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of tables.")]
-HeldOut = Annotated[
-    int, typer.Option(help="Use only so many images that `train --hold-out` kept out; 0 for all.")
-]
+HeldOut = Annotated[int, typer.Option(help="Use only so many images that `train --hold-out` kept out; 0 for all.")]
 Seed = Annotated[int, typer.Option(help="Seed of the hold-out, as in training.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, ...; what is available where empty.")]
-Statics = Annotated[
-    list[str], typer.Option("--static", help="Folder of a static reference; may be repeated.")
-]
+Statics = Annotated[list[str], typer.Option("--static", help="Folder of a static reference; may be repeated.")]
 Threads = Annotated[int, typer.Option(help="CPU threads; 0 for PyTorch's choice.")]
 
 

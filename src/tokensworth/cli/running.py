@@ -26,12 +26,8 @@ def predict(
     source: Annotated[Path, typer.Argument(help="Image file, or folder of images, searched in depth.")],
     model: Model,
     out: Annotated[Path, typer.Option(help="Results: .jsonl or .parquet.")],
-    policy: Annotated[
-        Path | None, typer.Option(help="Policy file; every image runs every stage without.")
-    ] = None,
-    max_exit: Annotated[
-        int, typer.Option(help="Let nobody go beyond this exit, from 1; 0 for no limit.")
-    ] = 0,
+    policy: Annotated[Path | None, typer.Option(help="Policy file; every image runs every stage without.")] = None,
+    max_exit: Annotated[int, typer.Option(help="Let nobody go beyond this exit, from 1; 0 for no limit.")] = 0,
     batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 64,
     bf16: Annotated[bool, typer.Option(help="Autocast to bfloat16.")] = False,
     device: Device = "",
@@ -111,9 +107,7 @@ def bench(
 
 def add_to(app: typer.Typer) -> None:
     """Registers the commands of this file."""
-    app.command(
-        epilog="Example: tokensworth predict photos/ --model packaged --policy policy.json --out labels.jsonl"
-    )(predict)
-    app.command(
-        epilog="Example: tokensworth bench --model packaged --data packaged:test --policy policy.json"
-    )(bench)
+    app.command(epilog="Example: tokensworth predict photos/ --model packaged --policy policy.json --out labels.jsonl")(
+        predict
+    )
+    app.command(epilog="Example: tokensworth bench --model packaged --data packaged:test --policy policy.json")(bench)

@@ -9,20 +9,14 @@ from tokensworth.cli.options import Json, answer, numbers, progress, set_threads
 
 
 def train(
-    data: Annotated[
-        str, typer.Option(help="Parquet file, folder of class folders, `cifar10`, or a Hub data set.")
-    ],
+    data: Annotated[str, typer.Option(help="Parquet file, folder of class folders, `cifar10`, or a Hub data set.")],
     out: Annotated[Path, typer.Option(help="Folder for the state, the log and the finished model.")],
     classes: Annotated[int, typer.Option(help="Number of classes.")] = 10,
-    backbone: Annotated[
-        str, typer.Option(help="timm name, `t2t_vit_12` and so on, or `vit` with sizes.")
-    ] = "vit",
+    backbone: Annotated[str, typer.Option(help="timm name, `t2t_vit_12` and so on, or `vit` with sizes.")] = "vit",
     grids: Annotated[str, typer.Option(help="Token grid sides, growing.")] = "3,5,8",
     static: Annotated[int, typer.Option(help="Train the plain model of this one grid instead.")] = 0,
     image_size: Annotated[int, typer.Option(help="Side of the input image in pixels.")] = 32,
-    stem: Annotated[
-        str, typer.Option(help="patch, t2t, t2t_softmax or conv; empty for the backbone's own.")
-    ] = "",
+    stem: Annotated[str, typer.Option(help="patch, t2t, t2t_softmax or conv; empty for the backbone's own.")] = "",
     dim: Annotated[int, typer.Option(help="`vit` only: token width.")] = 96,
     depth: Annotated[int, typer.Option(help="`vit` only: layers.")] = 3,
     heads: Annotated[int, typer.Option(help="`vit` only: attention heads.")] = 3,
@@ -32,9 +26,7 @@ def train(
     relation: Annotated[str, typer.Option(help="Relation reuse: all, matching or off.")] = "all",
     upsample: Annotated[str, typer.Option(help="Resizing of relations: grid or naive.")] = "grid",
     class_token: Annotated[bool, typer.Option(help="Reuse the class token's features too.")] = False,
-    weighting: Annotated[
-        bool, typer.Option(help="Learn the weights of own against reused relations.")
-    ] = False,
+    weighting: Annotated[bool, typer.Option(help="Learn the weights of own against reused relations.")] = False,
     context_hidden: Annotated[int, typer.Option(help="Hidden width of a context embedding.")] = 128,
     context_width: Annotated[int, typer.Option(help="Channels of a context embedding.")] = 48,
     pretrained: Annotated[bool, typer.Option(help="Start from timm's pretrained weights.")] = False,
@@ -52,9 +44,7 @@ def train(
     mixup: Annotated[float, typer.Option(help="Mixup's alpha; 0 for none.")] = 0.0,
     cutmix: Annotated[float, typer.Option(help="Cutmix's alpha; 0 for none.")] = 0.0,
     distill: Annotated[float, typer.Option(help="Weight of distillation from the last exit.")] = 0.0,
-    exit_weights: Annotated[
-        str, typer.Option(help="Weight of each exit's loss, as 1,1,2; equal where empty.")
-    ] = "",
+    exit_weights: Annotated[str, typer.Option(help="Weight of each exit's loss, as 1,1,2; equal where empty.")] = "",
     precision: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
     seed: Annotated[int, typer.Option(help="Of initialization, hold-out, order and augmentation.")] = 0,
     workers: Annotated[int, typer.Option(help="Processes that decode larger images.")] = 0,

@@ -74,9 +74,7 @@ class TensorBatches:
         rank, world: which process of how many.
     """
 
-    def __init__(
-        self, data: TensorSet, batch_size: int, mean, std, seed: int, padding: int = 4, rank=0, world=1
-    ):
+    def __init__(self, data: TensorSet, batch_size: int, mean, std, seed: int, padding: int = 4, rank=0, world=1):
         self.data, self.mean, self.std = data, mean, std
         self.padding = padding
         self.plan = _Plan(len(data), batch_size, seed, rank, world)
@@ -113,9 +111,7 @@ class _Transformed(Dataset):
 class FileBatches:
     """Batches of encoded images, decoded and augmented by timm's transforms in worker processes."""
 
-    def __init__(
-        self, images: ImageSet, batch_size: int, transform, seed: int, workers: int = 0, rank=0, world=1
-    ):
+    def __init__(self, images: ImageSet, batch_size: int, transform, seed: int, workers: int = 0, rank=0, world=1):
         self.data = _Transformed(images, transform)
         self.workers = workers
         self.plan = _Plan(len(images), batch_size, seed, rank, world)

@@ -9,9 +9,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from tokensworth.errors import DataError
 
 MAX_PIXELS = 64_000_000
-IMAGE_SUFFIXES = frozenset(
-    {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
-)
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from tokensworth.cascade import Cascade, model_hash
 from tokensworth.errors import DataError, PolicyError
-from tokensworth.exits.scores import find_score, softmax
+from tokensworth.exits.scores import find_score, read_answer
 from tokensworth.files import atomic_path
 from tokensworth.measure.macs import stage_macs
 
@@ -52,9 +52,7 @@ class Calibration:
         stages, count = self.scores.shape
         shapes = {self.confidences.shape, self.predictions.shape, (len(self.stage_costs), len(self.labels))}
         if shapes != {(stages, count)} or count == 0:
-            raise DataError(
-                "calibration: scores, predictions, labels and costs do not fit together, or are empty"
-            )
+            raise DataError("calibration: scores, predictions, labels and costs do not fit together, or are empty")
         if not np.isfinite(self.scores).all():
             raise DataError("calibration: scores that are not finite; the model's weights may be damaged")
 
@@ -85,9 +83,7 @@ class Calibration:
 
     def calibration_errors(self, bins: int = 15) -> list[float]:
         """Expected calibration error of each exit: mean gap of confidence and accuracy over equal bins."""
-        return [
-            expected_calibration_error(c, r, bins) for c, r in zip(self.confidences, self.right, strict=True)
-        ]
+        return [expected_calibration_error(c, r, bins) for c, r in zip(self.confidences, self.right, strict=True)]
 
     def save(self, path: str | Path) -> None:
         """Writes one safetensors file atomically."""
@@ -112,9 +108,7 @@ class Calibration:
             rest["context"] = tuple((k, v) for k, v in rest["context"])
             return cls(**arrays, **rest)
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            raise DataError(
-                f"{path} is not a calibration ({error}); make it with `tokensworth calibrate`"
-            ) from None
+            raise DataError(f"{path} is not a calibration ({error}); make it with `tokensworth calibrate`") from None
 
 
 _ARRAYS = ("scores", "confidences", "predictions", "labels")
@@ -129,7 +123,10 @@ def expected_calibration_error(confidence: np.ndarray, right: np.ndarray, bins: 
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """The temperature that minimizes the cross-entropy of logits (N, C) under labels (N,) (Guo et al. 2017)."""
+    """The temperature that minimizes the cross-entropy of logits (N, C) under labels (N,) (Guo et al. 2017).
+
+    Kept between 1/20 and 20, since answers no better than chance would drive it to infinity.
+    """
     log_t = torch.zeros((), dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS([log_t], max_iter=60, line_search_fn="strong_wolfe")
     logits, labels = logits.double().clone(), labels.clone()
@@ -142,7 +139,7 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
 
     with torch.enable_grad():
         optimizer.step(closure)  # type: ignore[arg-type]
-    return float(log_t.exp())
+    return min(max(float(log_t.detach().exp()), 0.05), 20.0)
 
 
 def calibrate(
@@ -179,15 +176,12 @@ def calibrate(
     seen = 0
     for exits, labels in _answers(cascade, batches):
         if labels.min() < 0 or labels.max() >= classes:
-            raise DataError(
-                f"calibration: labels {int(labels.min())} to {int(labels.max())} for {classes} classes"
-            )
+            raise DataError(f"calibration: labels {int(labels.min())} to {int(labels.max())} for {classes} classes")
         positions = torch.arange(seen, seen + len(labels))
         for index, logits in enumerate(exits):
             if not logits.isfinite().all():
                 raise DataError(f"exit {index + 1} answers with values that are not finite: damaged weights?")
-            probabilities = softmax(logits, temperatures[index])
-            top, answer = probabilities.max(dim=1)
+            probabilities, top, answer = read_answer(logits, temperatures[index])
             parts[index].append((rule(probabilities, positions, index), top, answer))
         truth.append(labels)
         seen += len(labels)
@@ -207,9 +201,7 @@ def calibrate(
     )
 
 
-def _answers(
-    cascade: Cascade, batches: Iterable[tuple[Tensor, Tensor]]
-) -> Iterator[tuple[list[Tensor], Tensor]]:
+def _answers(cascade: Cascade, batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[list[Tensor], Tensor]]:
     """Logits of every exit and labels, batch by batch, on the CPU."""
     device = next(cascade.parameters()).device
     with torch.inference_mode():

@@ -1,6 +1,7 @@
 """Our solver: all combinations of thresholds on a fine grid at once, then exact values around the winners."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -22,9 +23,7 @@ def all_thresholds(scores: np.ndarray) -> np.ndarray:
     distinct = np.unique(scores)
     # In the scores' own precision a midpoint of close neighbours may be one of them; the upper one keeps
     # the meaning of score >= threshold.
-    middle = np.maximum(
-        (distinct[:-1].astype(np.float64) + distinct[1:]) / 2, np.nextafter(distinct[:-1], np.inf)
-    )
+    middle = np.maximum((distinct[:-1].astype(np.float64) + distinct[1:]) / 2, np.nextafter(distinct[:-1], np.inf))
     return np.concatenate([[ALWAYS], middle, [NEVER]])
 
 
@@ -111,7 +110,7 @@ class ExactSolver:
         edges = np.linspace(cost.min(), cost.max(), 257)
         near: list[np.ndarray] = []
         slices = np.searchsorted(cost[order], edges)
-        for low, high in zip(slices[:-1], slices[1:], strict=True):
+        for low, high in pairwise(slices):
             part = order[low:high]
             if len(part):
                 top = min(_WINNERS, len(part))

@@ -1,6 +1,7 @@
 """The paper's solver: a genetic algorithm over the thresholds (its authors never released theirs)."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -58,10 +59,7 @@ def solve_genetic(
     every = [all_thresholds(scores) for scores in calibration.scores[:-1]]
 
     def decode(genes: np.ndarray) -> np.ndarray:
-        columns = [
-            e[np.rint(g * (len(e) - 1)).astype(int)]
-            for e, g in zip(every, np.atleast_2d(genes).T, strict=True)
-        ]
+        columns = [e[np.rint(g * (len(e) - 1)).astype(int)] for e, g in zip(every, np.atleast_2d(genes).T, strict=True)]
         return np.stack(columns, axis=-1)
 
     class Thresholds(Problem):
@@ -75,9 +73,10 @@ def solve_genetic(
 
     class Watch(Callback):
         def notify(self, algorithm) -> None:
-            best = algorithm.opt[0]
+            found: Any = algorithm.opt
+            best = found[0]
             if on_generation:
-                on_generation(algorithm.n_gen, float(-best.F[0]) if best.feas else -1.0)
+                on_generation(int(algorithm.n_gen or 0), float(-best.F[0]) if best.feas else -1.0)
 
     result = minimize(
         Thresholds(),
@@ -87,5 +86,6 @@ def solve_genetic(
         callback=Watch(),
         verbose=False,
     )
-    best = result.opt[0].X if result.X is None else result.X
-    return decode(np.asarray(best))[0]
+    # Where nothing is feasible, the least bad.
+    best: Any = result.opt
+    return decode(np.asarray(best[0].X))[0]

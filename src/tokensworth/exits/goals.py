@@ -21,9 +21,7 @@ class Macs:
             assert match
             return float(match[1]) * _UNITS[match[2].upper()]
         except (AssertionError, ValueError):
-            raise BudgetError(
-                f"{self.value!r} is not a number of MACs; write for example 1.2G or 350M"
-            ) from None
+            raise BudgetError(f"{self.value!r} is not a number of MACs; write for example 1.2G or 350M") from None
 
     unit = "MACs"
 

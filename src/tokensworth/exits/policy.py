@@ -67,9 +67,7 @@ class Policy:
         if len(self.thresholds) != stages - 1:
             raise PolicyError(f"the policy is for {len(self.thresholds) + 1} exits, the model has {stages}")
         if self.model and self.model != model:
-            raise PolicyError(
-                f"the policy was solved for model {self.model}, this is {model}; solve it again"
-            )
+            raise PolicyError(f"the policy was solved for model {self.model}, this is {model}; solve it again")
         differing = [k for k, v in self.context.items() if context is not None and context.get(k) != v]
         if self.unit == "ms" and differing:
             here = {k: (context or {}).get(k) for k in differing}
@@ -91,6 +89,4 @@ class Policy:
         try:
             return cls(**json.loads(Path(path).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
-            raise PolicyError(
-                f"{path} is not a policy ({error}); make one with `tokensworth solve`"
-            ) from None
+            raise PolicyError(f"{path} is not a policy ({error}); make one with `tokensworth solve`") from None

@@ -61,3 +61,12 @@ def find_score(name: str) -> Score:
 def softmax(logits: Tensor, temperature: float = 1.0) -> Tensor:
     """Probabilities (B, C) in float32."""
     return (logits.float() / temperature).softmax(dim=1)
+
+
+def read_answer(logits: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits (B, C) to probabilities (B, C), the largest of each (B,), and labels (B,).
+
+    The label comes from the logits, so that no temperature can change it.
+    """
+    probabilities = softmax(logits, temperature)
+    return probabilities, probabilities.amax(dim=1), logits.argmax(dim=1)

@@ -124,9 +124,7 @@ def solve(
 
 def _check_budget(calibration: Calibration, budget: Budget) -> float:
     if budget.unit != calibration.unit:
-        raise BudgetError(
-            f"the budget is in {budget.unit}, but the calibration's costs are in {calibration.unit}"
-        )
+        raise BudgetError(f"the budget is in {budget.unit}, but the calibration's costs are in {calibration.unit}")
     amount, first = budget.amount, calibration.exit_costs[0]
     if amount < first:
         raise BudgetError(
@@ -185,9 +183,7 @@ def _solve_budget(
     return make_policy(calibration, points.thresholds[best], goal)
 
 
-def _solve_target(
-    calibration: Calibration, target: Accuracy, solver: Solver, cost_confidence: float
-) -> Policy:
+def _solve_target(calibration: Calibration, target: Accuracy, solver: Solver, cost_confidence: float) -> Policy:
     if solver == "genetic":
         raise PolicyError("the genetic solver takes budgets only; use the exact one for a target accuracy")
 
@@ -200,9 +196,5 @@ def _solve_target(
     best = int(np.argmin(order))
     if not np.isfinite(order[best]):
         top = points.outcome.accuracy.max()
-        raise BudgetError(
-            f"no policy reaches accuracy {target.value:.2%} on these images; the best has {top:.2%}"
-        )
-    return make_policy(
-        calibration, points.thresholds[best], f"cheapest that reaches accuracy {target.value:.2%}"
-    )
+        raise BudgetError(f"no policy reaches accuracy {target.value:.2%} on these images; the best has {top:.2%}")
+    return make_policy(calibration, points.thresholds[best], f"cheapest that reaches accuracy {target.value:.2%}")

@@ -20,6 +20,4 @@ def run_demo(repeats: int = 3, say: Callable[[str], None] = lambda _: None) -> S
     whole = calibration.exit_costs[-1]
     policies = [solve(calibration, Macs(share * whole)) for share in BUDGETS]
     statics = load_statics(list(packaged_statics().values()))
-    return run_study(
-        cascade, calibration, packaged_images("test"), statics, repeats=repeats, extra=policies, say=say
-    )
+    return run_study(cascade, calibration, packaged_images("test"), statics, repeats=repeats, extra=policies, say=say)

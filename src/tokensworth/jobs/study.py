@@ -120,9 +120,7 @@ def cascade_point(name: str, test: Calibration, policy: Policy, rate: float = 0.
     outcome = evaluate(test, np.asarray(policy.thresholds))
     accuracy = float(outcome.accuracy)
     low, high = wilson(accuracy, len(test.labels))
-    return Point(
-        name, accuracy, low, high, float(outcome.cost), rate, tuple(map(float, outcome.shares)), policy
-    )
+    return Point(name, accuracy, low, high, float(outcome.cost), rate, tuple(map(float, outcome.shares)), policy)
 
 
 def pass_over(runner: Runner, images: Tensor) -> Callable[[], None]:

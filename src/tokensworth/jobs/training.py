@@ -57,9 +57,7 @@ def machine() -> dict[str, Any]:
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        names = [
-            line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line
-        ]
+        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line]
         cpu = names[0] if names else cpu
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
@@ -78,9 +76,7 @@ def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, 
     return tuple(round(float(v), 4) for v in flat.mean(1)), tuple(round(float(v), 4) for v in flat.std(1))
 
 
-def accuracy_per_exit(
-    model: nn.Module, data: TensorSet, config: CascadeConfig, device: torch.device
-) -> list[float]:
+def accuracy_per_exit(model: nn.Module, data: TensorSet, config: CascadeConfig, device: torch.device) -> list[float]:
     """Share of right answers at each exit, in percent."""
     right: list[int] = []
     with torch.inference_mode():

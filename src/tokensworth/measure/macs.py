@@ -6,13 +6,15 @@ convolutions, matrix products and attention. Element-wise work, norms and softma
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-from tokensworth.cascade import Cascade, CascadeConfig
+from tokensworth.cascade import Cascade, CascadeConfig, Upstream
+from tokensworth.cascade.stage import Stage
 
 
 def _fused_on_cpu(query: Any, key: Any, value: Any, *_: Any, out_val: Any = None, **__: Any) -> int:
@@ -81,27 +83,29 @@ def stage_macs(cascade: Cascade) -> list[StageMacs]:
     was = cascade.training
     cascade.eval()
     out: list[StageMacs] = []
-    state = None
+    state: Upstream | None = None
     for index, grid in enumerate(config.grids):
-        before, made = state, []
-        total = count_macs(lambda i=index, s=before, m=made: m.append(cascade.run_stage(i, image, s)))
+        total = count_macs(partial(cascade.run_stage, index, image, state))
         feature = relation = 0
-        if before is not None:
-            stage = cascade.stages[index]
-            feature = count_macs(lambda s=stage, b=before: _all_contexts(s, b.features))
-            relation = count_macs(lambda s=stage, b=before: _all_biases(s, b))
+        if state is not None:
+            stage = cast(Stage, cascade.stages[index])
+            feature = count_macs(partial(_all_contexts, stage, state.features))
+            relation = count_macs(partial(_all_biases, stage, state))
         out.append(StageMacs(total, _plain(config, grid), feature, relation))
-        state = made[0][1]
+        with torch.no_grad():
+            state = cascade.run_stage(index, image, state)[1]
     cascade.train(was)
     return out
 
 
-def _all_contexts(stage: Any, features: Tensor) -> None:
-    for layer in range(stage.depth if stage.feature is not None else 0):
-        stage.feature(layer, features)
+def _all_contexts(stage: Stage, features: Tensor) -> None:
+    if stage.feature is not None:
+        for layer in range(stage.depth):
+            stage.feature(layer, features)
 
 
-def _all_biases(stage: Any, state: Any) -> None:
+def _all_biases(stage: Stage, state: Upstream) -> None:
     prior = stage.prior(state)
-    for layer in range(stage.depth if prior is not None else 0):
-        stage.reused(layer, prior)
+    if prior is not None:
+        for layer in range(stage.depth):
+            stage.reused(layer, prior)

@@ -73,8 +73,6 @@ def stage_millis(cascade: Cascade, images: Tensor, repeats: int = 7) -> list[flo
         states: list[Any] = [None]
         for index in range(cascade.num_stages - 1):
             states.append(cascade.run_stage(index, images, states[-1])[1])
-        sides = {
-            str(i): (lambda i=i: cascade.run_stage(i, images, states[i])) for i in range(cascade.num_stages)
-        }
+        sides = {str(i): (lambda i=i: cascade.run_stage(i, images, states[i])) for i in range(cascade.num_stages)}
         times = alternate(sides, repeats, device=images.device)
     return [1000 * times[str(i)].median / len(images) for i in range(cascade.num_stages)]

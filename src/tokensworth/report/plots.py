@@ -33,9 +33,7 @@ def _band(go: Any, x: list[float], points: list[Point]) -> Any:
     )
 
 
-def _trace(
-    go: Any, x: list[float], points: list[Point], name: str, color: str, mode: str, **marker: Any
-) -> Any:
+def _trace(go: Any, x: list[float], points: list[Point], name: str, color: str, mode: str, **marker: Any) -> Any:
     errors = {"type": "data", "symmetric": False, "thickness": 1}
     errors["array"] = [100 * (p.high - p.accuracy) for p in points]
     errors["arrayminus"] = [100 * (p.accuracy - p.low) for p in points]
@@ -80,9 +78,7 @@ def macs_figure(study: Study) -> Any:
         x = [p.macs / 1e6 for p in points]
         figure.add_trace(_trace(go, x, points, name, color, mode, symbol=symbol))
     figure.add_trace(
-        go.Scatter(
-            x=[0], y=[0], mode="markers", name="chosen", marker={"size": 14, "color": _MARK, "symbol": "star"}
-        )
+        go.Scatter(x=[0], y=[0], mode="markers", name="chosen", marker={"size": 14, "color": _MARK, "symbol": "star"})
     )
     return _layout(figure, "Accuracy against compute", "mean million MACs per image")
 
@@ -97,9 +93,7 @@ def time_figure(study: Study) -> Any:
     figure.add_trace(_trace(go, x, timed, "cascade", _CASCADE, "lines+markers"))
     statics = [p for p in study.statics if p.rate]
     static_x = [1000 / p.rate for p in statics]
-    figure.add_trace(
-        _trace(go, static_x, statics, "static models", _STATIC, "lines+markers", symbol="square")
-    )
+    figure.add_trace(_trace(go, static_x, statics, "static models", _STATIC, "lines+markers", symbol="square"))
     whole = [study.everything]
     whole_x = [1000 / study.everything.rate]
     figure.add_trace(_trace(go, whole_x, whole, "all stages", _EXIT, "markers", symbol="diamond"))
@@ -117,9 +111,7 @@ def class_figure(study: Study, policy: Policy) -> Any:
     present = [c for c in range(len(names)) if (labels == c).any()]
     lost = [100 * float((whole - right)[labels == c].mean()) for c in present]
     order = np.argsort(lost)[::-1][:40]
-    figure = go.Figure(
-        go.Bar(x=[names[present[i]] for i in order], y=[lost[i] for i in order], marker_color=_CASCADE)
-    )
+    figure = go.Figure(go.Bar(x=[names[present[i]] for i in order], y=[lost[i] for i in order], marker_color=_CASCADE))
     figure.update_layout(
         title="Accuracy lost per class against running all stages",
         yaxis_title="points",

@@ -13,7 +13,7 @@ from tokensworth.cascade import Cascade, Upstream, model_hash
 from tokensworth.data.tensors import normalize
 from tokensworth.errors import PolicyError
 from tokensworth.exits.policy import Policy
-from tokensworth.exits.scores import find_score, softmax
+from tokensworth.exits.scores import find_score, read_answer
 from tokensworth.measure.macs import stage_macs
 from tokensworth.run.inputs import Item, Source, read_items
 from tokensworth.run.monitor import Drift, Monitor
@@ -168,8 +168,7 @@ class Runner:
         with torch.inference_mode(), torch.autocast(self.device.type, self.dtype, enabled=enabled):
             logits, handed_on = self.cascade.run_stage(index, images, state)
             heat = policy.temperatures[index] if policy.temperatures else 1.0
-            probabilities = softmax(logits, heat)
-            confidences, labels = probabilities.max(dim=1)
+            probabilities, confidences, labels = read_answer(logits, heat)
             if last:
                 return _Answer(torch.arange(len(labels), device=self.device), labels, confidences, None, None)
             score = find_score(policy.score)(probabilities, positions, index)
@@ -254,9 +253,7 @@ class _Stream:
                     part = torch.arange(start, min(start + size, full), device=positions.device)
                     whole = len(part) == len(positions)
                     chosen = (
-                        (positions, images, state)
-                        if whole
-                        else (positions[part], images[part], state.select(part))
+                        (positions, images, state) if whole else (positions[part], images[part], state.select(part))
                     )
                     self._run(index, *chosen)
                 if full < len(positions):
@@ -273,9 +270,7 @@ class _Stream:
         for position, label, confidence in columns:
             name = names[position - first]
             named = classes[label] if classes else ""
-            self.done[position] = Result(
-                position, name, label, named, confidence, index + 1, runner.exit_macs[index]
-            )
+            self.done[position] = Result(position, name, label, named, confidence, index + 1, runner.exit_macs[index])
         runner.monitor.add([index] * len(gone))
         if answer.stay is not None and answer.state is not None:
             self.waiting[index + 1].add(positions[answer.stay], images[answer.stay], answer.state)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tokensworth.data.batches import Batches, derive_seed
 from tokensworth.errors import MissingExtraError, TrainingError
+from tokensworth.files import clear_leftovers
 from tokensworth.train.loss import CascadeLoss
 from tokensworth.train.precision import choose_precision
 from tokensworth.train.state import STATE_NAME, TrainState, load_state, save_state
@@ -126,7 +127,7 @@ class Trainer:
             from accelerate import Accelerator
         except ImportError:
             raise MissingExtraError("training", "train") from None
-        from timm.optim import create_optimizer_v2
+        from timm.optim._optim_factory import create_optimizer_v2
         from timm.scheduler.cosine_lr import CosineLRScheduler
         from timm.utils.model_ema import ModelEmaV3
 
@@ -135,7 +136,8 @@ class Trainer:
         self.recipe, self.path = recipe, out / STATE_NAME
         self.evaluate, self.save_every = evaluate, save_every
         self.batches = batches(self.accelerator.process_index, self.accelerator.num_processes)
-        self.model = model.to(self.accelerator.device, memory_format=torch.channels_last)
+        self.model = model.to(device=device)
+        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.ema = ModelEmaV3(self.model, decay=recipe.ema, use_warmup=True) if recipe.ema else None
         groups = _parameter_groups(self.model, recipe.weight_decay)
         self.optimizer = create_optimizer_v2(groups, opt=recipe.optimizer, lr=recipe.lr)
@@ -151,12 +153,12 @@ class Trainer:
             warmup_lr_init=min(1e-6, recipe.lr),
             t_in_epochs=False,
         )
-        self.loss = CascadeLoss(
-            recipe.exit_weights or None, recipe.label_smoothing, recipe.distill, recipe.temperature
-        )
+        self.loss = CascadeLoss(recipe.exit_weights or None, recipe.label_smoothing, recipe.distill, recipe.temperature)
         self.mixup = self._mixup()
         settings = {**asdict(recipe), **(identity or {}), "world": self.accelerator.num_processes}
         self.state = TrainState(settings)
+        if self.accelerator.is_main_process:
+            clear_leftovers(self.path)
         if self.path.exists():
             average = self.ema.module if self.ema else None
             self.state = load_state(self.path, settings, self.model, average, self.optimizer)

@@ -1,0 +1,22 @@
+"""What the benchmarks share: their table, and their JSON with the machine and versions."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from tokensworth.files import write_json
+from tokensworth.jobs.training import machine
+from tokensworth.report.tables import rich_table
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def finish(name: str, title: str, header: Sequence[str], rows: list[tuple[str, ...]], value: dict[str, Any]) -> None:
+    """Prints the table and writes `results/NAME.json`."""
+    Console(width=140).print(rich_table(title, header, rows))
+    path = RESULTS / f"{name}.json"
+    write_json(path, json.loads(json.dumps({"machine": machine(), **value}, default=float)))
+    print(f"wrote {path.relative_to(Path.cwd())}" if path.is_relative_to(Path.cwd()) else f"wrote {path}")

@@ -1,0 +1,5 @@
+"""`python -m tokensworth`."""
+
+from tokensworth.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""Running: the runner, its inputs, results and monitor."""

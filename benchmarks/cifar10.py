@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import finish
 
+from common import finish
 from tokensworth.cascade import Cascade
 from tokensworth.data.packaged import packaged_folder, packaged_statics
 from tokensworth.data.sources import ImageSet, hold_out, open_images

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from tokensworth.files import write_json
-from tokensworth.jobs.training import machine
+from tokensworth.measure.machine import machine
 from tokensworth.report.tables import rich_table
 
 RESULTS = Path(__file__).parent / "results"

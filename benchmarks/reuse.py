@@ -9,8 +9,8 @@ from typing import Any
 
 import timm
 import torch
-from common import finish
 
+from common import finish
 from tokensworth.cascade import Cascade
 from tokensworth.measure.macs import model_macs, stage_macs
 from tokensworth.measure.memory import peak_memory

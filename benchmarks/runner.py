@@ -6,7 +6,6 @@ The packaged cascade on the packaged test images, against running all stages; si
 import argparse
 
 from common import finish
-
 from tokensworth.cascade import Cascade
 from tokensworth.data.packaged import packaged_folder, packaged_images
 from tokensworth.exits import Macs, Policy, solve

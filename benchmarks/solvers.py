@@ -9,9 +9,9 @@ import argparse
 import time
 
 import numpy as np
-from common import finish
 from rich.progress import track
 
+from common import finish
 from tokensworth.exits import Calibration, Macs, frontier, solve
 from tokensworth.exits.exact import ExactSolver
 from tokensworth.exits.genetic import evaluate_many, solve_genetic
@@ -48,7 +48,7 @@ def gap_to_brute_force(seed: int) -> dict[str, float]:
     shipped, thinned = [], []
     for budget in budgets:
         top = best.accuracy[best.cost <= budget].max()
-        shipped.append(100 * (top - (solve(known, Macs(budget)).accuracy or 0)))
+        shipped.append(100 * (top - solve(known, Macs(budget)).accuracy))
         fits = np.flatnonzero(coarse.points.outcome.cost <= budget)
         winners = fits[np.argsort(-coarse.points.outcome.accuracy[fits])[:6]]
         refined = [coarse.refine(coarse.points.thresholds[i]).outcome for i in winners]

@@ -3,9 +3,9 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from small import small_cascade
 
 import tokensworth as tw
+from small import small_cascade
 
 
 def test_a_saved_cascade_answers_the_same(tmp_path):
@@ -66,3 +66,19 @@ def test_files_cut_short_or_missing_are_refused(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"backbone": "vit"}))
     with pytest.raises(tw.CheckpointError, match="not a cascade's configuration"):
         tw.Cascade.from_pretrained(tmp_path)
+
+
+def test_push_to_hub_uploads_the_saved_folder(monkeypatch):
+    uploaded = {}
+
+    def upload(self, **options):
+        uploaded["repo_id"] = options["repo_id"]
+        uploaded["files"] = sorted(p.name for p in options["folder_path"].iterdir())
+
+    monkeypatch.setattr(
+        "huggingface_hub.hub_mixin.HfApi.create_repo", lambda *a, **k: type("R", (), {"repo_id": "me/x"})
+    )
+    monkeypatch.setattr("huggingface_hub.hub_mixin.HfApi.upload_folder", upload)
+    small_cascade().push_to_hub("me/x")
+    assert uploaded["repo_id"] == "me/x"
+    assert uploaded["files"] == ["config.json", "model.safetensors"]

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import timm
 import torch
-from small import SIZES, randomize, small_cascade, small_config
 
 import tokensworth as tw
+from small import SIZES, randomize, small_cascade, small_config
 from tokensworth.cascade import Cascade, CascadeConfig, Reuse
 
 SWITCHES = {

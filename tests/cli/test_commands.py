@@ -7,10 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from small import small_cascade
 from typer.testing import CliRunner
 
 import tokensworth as tw
+from small import small_cascade
 from tokensworth.cli import app, main
 
 

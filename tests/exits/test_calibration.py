@@ -3,9 +3,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from small import random_answers, small_cascade
 
 import tokensworth as tw
+from small import random_answers, small_cascade
 
 
 def _batches(count=20, size=8):

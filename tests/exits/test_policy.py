@@ -1,9 +1,9 @@
 import json
 
 import pytest
-from small import random_answers
 
 import tokensworth as tw
+from small import random_answers
 
 
 def test_a_policy_is_a_small_json_that_says_what_it_is_for(tmp_path):

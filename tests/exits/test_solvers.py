@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import random_answers
 
 import tokensworth as tw
+from small import random_answers
 from tokensworth.exits.exact import ExactSolver, all_thresholds
 from tokensworth.exits.genetic import evaluate_many
 from tokensworth.exits.outcome import evaluate, evaluate_grid, leaving_exit

@@ -55,7 +55,7 @@ def test_sources_that_cannot_be_used_say_why(tmp_path, folder):
     with pytest.raises(tw.DataError, match="label 7 but only 2 class names"):
         open_images(_parquet(tmp_path / "y.parquet", [b"x"], [7]))
     (tmp_path / "file.txt").write_text("")
-    with pytest.raises(tw.DataError, match="neither a folder nor a .parquet file"):
+    with pytest.raises(tw.DataError, match=r"neither a folder nor a \.parquet file"):
         open_images(tmp_path / "file.txt")
 
 

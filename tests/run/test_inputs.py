@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from small import small_cascade
 
 import tokensworth as tw
+from small import small_cascade
 from tokensworth.data.sources import open_images
 
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small import small_cascade
 
 import tokensworth as tw
+from small import small_cascade
 from tokensworth.exits.outcome import leaving_exit
 from tokensworth.run.runner import _LAG
 

@@ -16,9 +16,9 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from small import small_config
 
 import tokensworth as tw
+from small import small_config
 from tokensworth.cascade import Cascade
 from tokensworth.data.batches import TensorBatches
 from tokensworth.data.tensors import TensorSet

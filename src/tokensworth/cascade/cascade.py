@@ -112,17 +112,15 @@ class Cascade(
             outputs.append(logits)
         return outputs
 
-    def _save_pretrained(self, save_directory: Path) -> None:
-        save_folder(save_directory, self.config, self.state_dict())
-
     def save_pretrained(  # type: ignore[override]
-        self, save_directory: str | Path, *, dtype: torch.dtype | None = None
+        self, save_directory: str | Path, *, dtype: torch.dtype | None = None, **hub: Any
     ) -> None:
-        """Writes `config.json` and `model.safetensors`, each atomically.
+        """Writes `config.json` and `model.safetensors`, each atomically; `push_to_hub` uploads the same two.
 
         Args:
             save_directory: the folder, made if missing.
             dtype: store floating-point weights in this type, for example `torch.float16`.
+            **hub: what the Hub's mixin passes on and this model does not need.
         """
         save_folder(Path(save_directory), self.config, self.state_dict(), dtype)
 

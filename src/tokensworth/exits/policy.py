@@ -21,7 +21,7 @@ class Policy:
         model: hash of the model it was solved for; empty for any.
         goal: what it was solved for, in words.
         unit: of the costs, `MACs` or `ms`.
-        accuracy, cost: on the calibration images.
+        accuracy, cost: on the calibration images; 0 where it was not solved on any.
         shares: of calibration images leaving at each exit.
         stage_costs: cost of each stage, from which the expected cost follows.
         context: for `ms`: engine, batch, threads and dtype the times were measured with.
@@ -33,8 +33,8 @@ class Policy:
     model: str = ""
     goal: str = ""
     unit: str = "MACs"
-    accuracy: float | None = None
-    cost: float | None = None
+    accuracy: float = 0.0
+    cost: float = 0.0
     shares: tuple[float, ...] = ()
     stage_costs: tuple[float, ...] = ()
     context: dict[str, Any] = field(default_factory=dict)

@@ -53,12 +53,12 @@ class Frontier:
         Raises:
             BudgetError: below the cheapest policy.
         """
-        fitting = [p for p in self.policies if p.cost is not None and p.cost <= amount]
+        fitting = [p for p in self.policies if p.cost <= amount]
         if not fitting:
             first = self.policies[0]
             raise BudgetError(
                 f"the budget {show_cost(amount, first.unit)} is below the first exit's cost, "
-                f"{show_cost(first.cost or 0, first.unit)}"
+                f"{show_cost(first.cost, first.unit)}"
             )
         return fitting[-1]
 

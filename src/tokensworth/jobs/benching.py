@@ -13,7 +13,7 @@ from tokensworth.data.sources import ImageSet
 from tokensworth.exits.policy import Policy
 from tokensworth.jobs.answers import all_tensors
 from tokensworth.jobs.study import pass_over
-from tokensworth.jobs.training import machine
+from tokensworth.measure.machine import machine
 from tokensworth.measure.macs import stage_macs
 from tokensworth.measure.memory import peak_memory
 from tokensworth.measure.timing import alternate

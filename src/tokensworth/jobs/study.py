@@ -16,7 +16,7 @@ from tokensworth.exits.outcome import evaluate, leaving_exit
 from tokensworth.exits.policy import Policy
 from tokensworth.exits.solve import Frontier, frontier
 from tokensworth.jobs.answers import all_tensors, answers
-from tokensworth.jobs.training import machine
+from tokensworth.measure.machine import machine
 from tokensworth.measure.macs import StageMacs, model_macs, stage_macs
 from tokensworth.measure.timing import Times, alternate
 from tokensworth.run.runner import Runner

@@ -1,7 +1,6 @@
 """`tokensworth train`: from images to a saved cascade or static reference."""
 
 import json
-import platform
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from tokensworth.data.sources import ImageSet, hold_out, open_images
 from tokensworth.data.tensors import TensorSet, load_tensors, normalize
 from tokensworth.errors import DataError
 from tokensworth.files import write_json, write_text
+from tokensworth.measure.machine import machine
 from tokensworth.train.loop import Progress, Recipe, Trainer
 
 # Up to this side in pixels, the whole data set is held as one tensor and augmented a batch at a time.
@@ -48,26 +48,6 @@ class TrainJob:
     workers: int = 0
     save_every: int = 200
     pretrained: bool = False
-
-
-def machine() -> dict[str, Any]:
-    """What figures depend on: processor, threads, versions."""
-    import timm
-
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if "model name" in line]
-        cpu = names[0] if names else cpu
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {
-        "cpu": cpu,
-        "threads": torch.get_num_threads(),
-        "gpu": gpu,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "timm": timm.__version__,
-    }
 
 
 def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

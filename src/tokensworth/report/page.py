@@ -10,7 +10,7 @@ from tokensworth.exits.goals import show_cost
 from tokensworth.exits.policy import Policy
 from tokensworth.files import write_text
 from tokensworth.jobs.study import Study
-from tokensworth.jobs.training import machine
+from tokensworth.measure.machine import machine
 from tokensworth.report.pictures import gallery
 from tokensworth.report.plots import class_figure, macs_figure, time_figure
 from tokensworth.report.tables import HEADER, static_rows, study_rows
@@ -30,8 +30,8 @@ def _plot(figure: Any, name: str, first: bool = False) -> str:
 
 def middle_policy(study: Study) -> Policy:
     """The cheapest policy within half a point of the best calibration accuracy: where most users would sit."""
-    best = max(p.accuracy or 0.0 for p in study.frontier.policies)
-    return next(p for p in study.frontier.policies if (p.accuracy or 0.0) >= best - 0.005)
+    best = max(p.accuracy for p in study.frontier.policies)
+    return next(p for p in study.frontier.policies if p.accuracy >= best - 0.005)
 
 
 def _slider(study: Study, policy: Policy) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def write_report(study: Study, path: str | Path, title: str = "tokensworth repor
         slider=json.dumps(_slider(study, policy)),
         gallery=gallery(study, policy),
         policy=policy,
-        policy_cost=show_cost(policy.cost or 0, policy.unit),
+        policy_cost=show_cost(policy.cost, policy.unit),
         errors=study.calibration.calibration_errors(),
     )
     write_text(path, html)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import tokensworth as tw
 from small import small_cascade
 from tokensworth.exits.outcome import leaving_exit
+from tokensworth.exits.solve import make_policy
 from tokensworth.run.runner import _LAG
 
 COUNT = 100
@@ -134,7 +135,7 @@ def test_the_policy_can_change_between_batches(setting):
 def test_drift_is_reported_when_inputs_get_harder(setting):
     model, images, calibrations = setting
     known = calibrations["confidence"]
-    policy = tw.solve(known, tw.Macs(float(known.exit_costs[0]) * 2))
+    policy = make_policy(known, np.array([np.median(known.scores[0]), -1.0]), "half leave at exit 1")
     runner = tw.Runner(model, policy)
     list(runner.predict(images))
     assert not runner.drift.drifting

@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any
 
 import timm
+import torch
 from timm.layers.norm import LayerNorm
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import nn
@@ -45,15 +46,17 @@ def _plain(config: CascadeConfig, grid: int, pretrained: bool) -> VisionTransfor
         if pretrained:
             raise UnsupportedModelError(f"{config.backbone} has no pretrained weights; name a timm model")
         return VisionTransformer(img_size=grid, patch_size=1, **common, **_sizes(config))
-    if not timm.is_model(config.backbone):
+    if ":" not in config.backbone and not timm.is_model(config.backbone):
         close = timm.list_models(f"*{config.backbone.split('_')[0]}*patch*")[:3]
         raise UnsupportedModelError(f"timm has no model {config.backbone!r}; for example {', '.join(close)}")
-    patch = timm.create_model(config.backbone, num_classes=0).patch_embed.patch_size[0]  # type: ignore[union-attr]
-    args = {"img_size": grid * patch, **common, **config.backbone_args}
-    model = timm.create_model(config.backbone, pretrained=pretrained, **args)
-    if not isinstance(model, VisionTransformer):
-        kind = type(model).__name__
+    with torch.device("meta"):
+        probe = timm.create_model(config.backbone, num_classes=0)
+    if not isinstance(probe, VisionTransformer):
+        kind = type(probe).__name__
         raise UnsupportedModelError(f"{config.backbone} is a {kind}; a cascade needs timm's VisionTransformer")
+    args = {"img_size": grid * probe.patch_embed.patch_size[0], **common, **config.backbone_args}
+    model = timm.create_model(config.backbone, pretrained=pretrained, **args)
+    assert isinstance(model, VisionTransformer)
     return model
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
 from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
@@ -64,7 +65,7 @@ class Cascade(
                 stage then starts exactly as the pretrained model: reuse enters with weight zero and, unless
                 `reuse` is given, leaves the pretrained LayerNorms alone (`joint_norm=False`).
             reuse: the switches of feature and relation reuse.
-            **options: other fields of `CascadeConfig`.
+            **options: other fields of `CascadeConfig`; the normalization is timm's for this backbone unless given.
 
         Raises:
             InvalidGridError: fewer than two grids, grids that do not grow, or one the stem cannot make.
@@ -72,6 +73,9 @@ class Cascade(
         if len(grids) < 2:
             raise InvalidGridError(f"a cascade needs at least two grids, not {list(grids)}")
         reuse = reuse or Reuse(joint_norm=not pretrained)
+        pretraining = timm.get_pretrained_cfg(backbone) if timm.is_model(backbone) else None
+        if pretraining is not None:
+            options = {"mean": pretraining.mean, "std": pretraining.std, **options}
         config = CascadeConfig(backbone, tuple(grids), num_classes, reuse=reuse, **options)
         return cls(config, pretrained)
 

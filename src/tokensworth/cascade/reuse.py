@@ -29,8 +29,8 @@ class Upstream(NamedTuple):
     features: Tensor
     relations: Tensor | None
 
-    def select(self, index: Tensor) -> "Upstream":
-        """The rows of `index` (K,) gathered into a dense batch."""
+    def select(self, index: Tensor | slice) -> "Upstream":
+        """The images of `index`: positions (K,) gathered into a dense batch, or a slice as a view."""
         return Upstream(self.features[index], None if self.relations is None else self.relations[index])
 
     @staticmethod

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +20,20 @@ Source = Tensor | np.ndarray | str | Path | ImageSet | Iterable
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
-    """One image on its way: a uint8 tensor (C, S, S), a normalized float one, or an error."""
+class Batch:
+    """Some images on their way.
 
-    name: str
-    image: Tensor | None
-    error: str = ""
+    Attributes:
+        names: of all images of the batch; empty strings for arrays.
+        good: places within the batch of the images that could be read.
+        images: those images, uint8 or normalized float (G, C, S, S); None where there are none.
+        errors: what is wrong with the others, by place.
+    """
+
+    names: list[str]
+    good: list[int]
+    images: Tensor | None
+    errors: dict[int, str]
 
 
 def list_images(folder: Path) -> list[Path]:
@@ -55,26 +64,36 @@ def make_transform(config: CascadeConfig) -> Callable[[Image.Image], Tensor]:
     return lambda image: to_tensor(image, outer)[:, edge : edge + size, edge : edge + size]
 
 
-def _opened(items: Iterable[tuple[str, Callable[[], Image.Image]]], config: CascadeConfig) -> Iterator[Item]:
+Opener = tuple[str, Callable[[], Image.Image]]
+
+
+def _opened(items: Iterable[Opener], config: CascadeConfig, size: int) -> Iterator[Batch]:
     transform = make_transform(config)
-    for name, read in items:
-        try:
-            yield Item(name, transform(read()))
-        except DataError as error:
-            yield Item(name, None, str(error))
+    stream = iter(items)
+    while chunk := list(islice(stream, size)):
+        good: list[int] = []
+        tensors: list[Tensor] = []
+        errors: dict[int, str] = {}
+        for place, (_, read) in enumerate(chunk):
+            try:
+                tensors.append(transform(read()))
+                good.append(place)
+            except DataError as error:
+                errors[place] = str(error)
+        yield Batch([name for name, _ in chunk], good, torch.stack(tensors) if tensors else None, errors)
 
 
-def _arrays(images: Tensor, config: CascadeConfig) -> Iterator[Item]:
+def _arrays(images: Tensor, config: CascadeConfig, size: int) -> Iterator[Batch]:
     wanted = (config.in_chans, config.image_size, config.image_size)
     if images.ndim == 4 and images.shape[1] != config.in_chans and images.shape[3] == config.in_chans:
         images = images.permute(0, 3, 1, 2)
     if images.ndim != 4 or tuple(images.shape[1:]) != wanted:
         raise DataError(f"images of shape {list(images.shape)}; expected (N, {', '.join(map(str, wanted))})")
-    for image in images:
-        yield Item("", image)
+    for part in images.split(size):
+        yield Batch([""] * len(part), list(range(len(part))), part, {})
 
 
-def _one(source: object, config: CascadeConfig) -> tuple[str, Callable[[], Image.Image]]:
+def _one(source: object) -> Opener:
     if isinstance(source, Image.Image):
         return "", lambda: source.convert("RGB")
     if isinstance(source, (str, Path)):
@@ -84,20 +103,21 @@ def _one(source: object, config: CascadeConfig) -> tuple[str, Callable[[], Image
     raise DataError(f"cannot read an image from {type(source).__name__}")
 
 
-def read_items(source: Source, config: CascadeConfig) -> Iterator[Item]:
-    """Streams any source.
+def read_batches(source: Source, config: CascadeConfig, size: int) -> Iterator[Batch]:
+    """Streams any source, `size` images at a time.
 
     Args:
         source: arrays (N, C, S, S) or (N, S, S, C), uint8 or normalized float; a file, a folder (searched in
             depth), a Parquet file; an `ImageSet`; or an iterable of paths, encoded bytes or PIL images.
         config: of the model.
+        size: images per batch.
 
     Raises:
-        DataError: a source of an unknown kind, or arrays of another shape. Single bad images become items
-            with an error.
+        DataError: a source of an unknown kind, or arrays of another shape. Single bad images become errors
+            of their batch.
     """
     if isinstance(source, (Tensor, np.ndarray)):
-        return _arrays(torch.as_tensor(source), config)
+        return _arrays(torch.as_tensor(source), config, size)
     if isinstance(source, (str, Path)):
         path = Path(source)
         if path.suffix == ".parquet":
@@ -109,5 +129,5 @@ def read_items(source: Source, config: CascadeConfig) -> Iterator[Item]:
     if isinstance(source, ImageSet):
         images = source
         pairs = ((images.name(i), lambda i=i: images.read(i)) for i in range(len(images)))
-        return _opened(pairs, config)
-    return _opened((_one(entry, config) for entry in source), config)
+        return _opened(pairs, config, size)
+    return _opened(map(_one, source), config, size)

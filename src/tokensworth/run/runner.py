@@ -1,10 +1,8 @@
 """The runner: each stage runs only on images that have not left, so that saved MACs become saved time."""
 
 import warnings
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 
 import torch
 from torch import Tensor
@@ -15,7 +13,7 @@ from tokensworth.errors import PolicyError
 from tokensworth.exits.policy import Policy
 from tokensworth.exits.scores import find_score, read_answer
 from tokensworth.measure.macs import stage_macs
-from tokensworth.run.inputs import Item, Source, read_items
+from tokensworth.run.inputs import Batch, Source, read_batches
 from tokensworth.run.monitor import Drift, Monitor
 from tokensworth.run.results import Result
 
@@ -136,7 +134,7 @@ class Runner:
         Raises:
             DataError: a source that cannot be read at all. A single bad image becomes a result with an error.
         """
-        return _Stream(self, read_items(source, self.cascade.config)).results()
+        return _Stream(self, read_batches(source, self.cascade.config, self.batch_size)).results()
 
     def run(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """One batch straight through, without packing: the loop behind `predict` for tensors in hand.
@@ -198,23 +196,20 @@ class _Answer:
 class _Stream:
     """One pass over a source: a queue per later stage, results put back in order."""
 
-    def __init__(self, runner: Runner, items: Iterator[Item]) -> None:
-        self.runner, self.items = runner, items
-        stages = runner.cascade.num_stages
-        self.waiting = [_Waiting() for _ in range(stages)]
-        self.names: deque[str] = deque()
+    def __init__(self, runner: Runner, batches: Iterator[Batch]) -> None:
+        self.runner, self.batches = runner, batches
+        self.waiting = [_Waiting() for _ in range(runner.cascade.num_stages)]
+        self.names: dict[int, str] = {}
         self.done: dict[int, Result] = {}
         self.next = 0  # the first position whose result has not been handed out
 
     def results(self) -> Iterator[Result]:
-        position, size = 0, self.runner.batch_size
-        while batch := list(islice(self.items, size)):
+        position = 0
+        for batch in self.batches:
             self._enter(batch, position)
-            position += len(batch)
-            if not self.runner.pack or position - self.next > _LAG * size:
-                self._empty(force=True)
-            else:
-                self._empty(force=False)
+            position += len(batch.names)
+            late = position - self.next > _LAG * self.runner.batch_size
+            self._empty(force=late or not self.runner.pack)
             yield from self._ready()
         self._empty(force=True)
         yield from self._ready()
@@ -224,63 +219,42 @@ class _Stream:
             yield self.done.pop(self.next)
             self.next += 1
 
-    def _enter(self, batch: list[Item], start: int) -> None:
-        good: list[int] = []
-        tensors: list[Tensor] = []
-        self.names.extend(item.name for item in batch)
-        for offset, item in enumerate(batch):
-            if item.image is None:
-                self.done[start + offset] = Result(start + offset, item.name, error=item.error)
-            else:
-                good.append(start + offset)
-                tensors.append(item.image)
-        if not tensors:
+    def _enter(self, batch: Batch, start: int) -> None:
+        for place, error in batch.errors.items():
+            self.done[start + place] = Result(start + place, batch.names[place], error=error)
+        if batch.images is None:
             return
-        images = torch.stack(tensors).to(self.runner.device)
+        self.names.update((start + place, batch.names[place]) for place in batch.good)
+        images = batch.images.to(self.runner.device)
         if images.dtype == torch.uint8:
             config = self.runner.cascade.config
             images = normalize(images, config.mean, config.std)
-        self._run(0, torch.tensor(good, device=self.runner.device), images, None)
+        self._run(0, torch.tensor(batch.good, device=images.device) + start, images, None)
 
     def _empty(self, force: bool) -> None:
+        """Runs the later stages on full batches of survivors; with `force`, on all of them."""
+        size = self.runner.batch_size
         for index in range(1, len(self.waiting)):
             queue = self.waiting[index]
-            while len(queue) >= (1 if force else self.runner.batch_size):
-                positions, images, state = queue.take()
-                size = self.runner.batch_size
-                full = len(positions) if force else len(positions) // size * size
-                for start in range(0, full, size):
-                    part = torch.arange(start, min(start + size, full), device=positions.device)
-                    whole = len(part) == len(positions)
-                    chosen = (
-                        (positions, images, state) if whole else (positions[part], images[part], state.select(part))
-                    )
-                    self._run(index, *chosen)
-                if full < len(positions):
-                    rest = torch.arange(full, len(positions), device=positions.device)
-                    queue.add(positions[rest], images[rest], state.select(rest))
+            if not queue or (len(queue) < size and not force):
+                continue
+            positions, images, state = queue.take()
+            full = len(positions) if force else len(positions) // size * size
+            for start in range(0, full, size):
+                piece = slice(start, min(start + size, full))
+                self._run(index, positions[piece], images[piece], state.select(piece))
+            if full < len(positions):
+                rest = slice(full, None)
+                queue.add(positions[rest], images[rest], state.select(rest))
 
     def _run(self, index: int, positions: Tensor, images: Tensor, state: Upstream | None) -> None:
         runner = self.runner
         answer = runner._stage(index, images, state, positions)
-        names, first = self.names, self._first_name
-        classes = runner.cascade.config.class_names
+        classes, macs = runner.cascade.config.class_names, runner.exit_macs[index]
         gone = positions[answer.leaves].tolist()
-        columns = zip(gone, answer.labels.tolist(), answer.confidences.tolist(), strict=True)
-        for position, label, confidence in columns:
-            name = names[position - first]
+        for position, label, sure in zip(gone, answer.labels.tolist(), answer.confidences.tolist(), strict=True):
             named = classes[label] if classes else ""
-            self.done[position] = Result(position, name, label, named, confidence, index + 1, runner.exit_macs[index])
+            self.done[position] = Result(position, self.names.pop(position), label, named, sure, index + 1, macs)
         runner.monitor.add([index] * len(gone))
         if answer.stay is not None and answer.state is not None:
             self.waiting[index + 1].add(positions[answer.stay], images[answer.stay], answer.state)
-
-    @property
-    def _first_name(self) -> int:
-        """The position of the oldest name kept; names of results handed out are let go."""
-        while self._named_from < self.next:
-            self.names.popleft()
-            self._named_from += 1
-        return self._named_from
-
-    _named_from = 0

@@ -11,7 +11,7 @@ def test_a_policy_is_a_small_json_that_says_what_it_is_for(tmp_path):
     policy.save(tmp_path / "p.json")
     assert tw.Policy.load(tmp_path / "p.json") == policy
     saved = json.loads((tmp_path / "p.json").read_text())
-    assert saved["goal"] == "most accurate within 5 MACs on average"
+    assert saved["goal"] == "at most 5 MACs on average"
     assert saved["unit"] == "MACs"
 
 

@@ -69,7 +69,7 @@ class Stage(nn.Module):
         if reuse.relation != "off":
             self.relation = RelationReuse(self.depth, self.heads, prefix, coarse, grid, reuse)
             if reuse.weighting:
-                # (L, 2, H): how much own and reused relations count.
+                # How much own and reused relations count, per layer and head.
                 self.balance = nn.Parameter(torch.ones(self.depth, 2, self.heads, 1, 1))
 
     def reused(self, layer: int, prior: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Options that several commands share, and how they answer."""
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,7 +81,8 @@ def answer(value: dict[str, Any], as_json: bool, *tables: Any) -> None:
         return
     from rich.console import Console
 
-    console = Console()
+    # Piped into a file, a table keeps its width instead of being squeezed.
+    console = Console() if sys.stdout.isatty() else Console(width=140)
     for table in tables:
         console.print(table)
 

@@ -11,8 +11,10 @@ from tokensworth.exits.scores import ALWAYS, NEVER
 
 # Combinations evaluated at once: 2048 thresholds for each of two exits.
 _CELLS = 2**22
-# Exact thresholds per exit around a winner, and how many winners are refined.
-_WINDOW, _WINNERS = 64, 4
+# Near-winners are kept for each of so many slices of cost, so many each.
+_SLICES, _WINNERS = 256, 4
+# Exact thresholds per exit around a point that is refined.
+_WINDOW = 64
 
 
 def all_thresholds(scores: np.ndarray) -> np.ndarray:
@@ -64,16 +66,12 @@ def pareto(points: Points, bound: np.ndarray | None = None) -> Points:
     return points.select(order[keep])
 
 
-def _grid_points(calibration: Calibration, axes: list[np.ndarray], keep: np.ndarray | None = None) -> Points:
-    outcome = evaluate_grid(calibration, axes)
-    shape = outcome.cost.shape
-    index = np.arange(outcome.cost.size) if keep is None else keep
-    places = np.unravel_index(index, shape)
-    thresholds = np.stack([axis[place] for axis, place in zip(axes, places, strict=True)], axis=-1)
-    flat = [outcome.accuracy.ravel(), outcome.cost.ravel(), outcome.deviation.ravel()]
-    accuracy, cost, deviation = (values[index] for values in flat)
-    shares = outcome.shares.reshape(-1, outcome.shares.shape[-1])[index]
-    return Points(thresholds, Outcome(accuracy, cost, shares, deviation))
+def _points(axes: list[np.ndarray], outcome: Outcome, places: np.ndarray) -> Points:
+    """The combinations at flat `places` (P,) of a grid's outcome."""
+    index = np.unravel_index(places, outcome.cost.shape)
+    thresholds = np.stack([axis[i] for axis, i in zip(axes, index, strict=True)], axis=-1)
+    fields = (outcome.accuracy, outcome.cost, outcome.shares, outcome.deviation)
+    return Points(thresholds, Outcome(*(values[index] for values in fields)))
 
 
 class ExactSolver:
@@ -84,6 +82,7 @@ class ExactSolver:
         cells: combinations evaluated at once.
 
     Attributes:
+        points: the grid's best combinations, from which a goal is answered or a search goes on.
         resolution: the largest share of images between neighbouring grid thresholds of an exit; 0 where the
             grid holds every threshold. Refinement then closes the gap around the winners.
     """
@@ -101,27 +100,19 @@ class ExactSolver:
         self.points = self._candidates()
 
     def _candidates(self) -> Points:
-        """The grid's best points: of each fine slice of cost the most accurate one, so that few remain."""
+        """All points that no other beats, and a few near-winners of each fine slice of cost."""
         outcome = evaluate_grid(self.calibration, self.axes)
         cost, accuracy = outcome.cost.ravel(), outcome.accuracy.ravel()
         order = np.lexsort((-accuracy, cost))
         best = np.maximum.accumulate(accuracy[order])
-        # Near-winners too: within one image per thousand of the best at their cost, a few per slice of cost.
-        edges = np.linspace(cost.min(), cost.max(), 257)
-        near: list[np.ndarray] = []
-        slices = np.searchsorted(cost[order], edges)
-        for low, high in pairwise(slices):
+        chosen = [order[np.concatenate([[True], best[1:] > best[:-1]])]]
+        edges = np.searchsorted(cost[order], np.linspace(cost.min(), cost.max(), _SLICES + 1))
+        for low, high in pairwise(edges):
             part = order[low:high]
-            if len(part):
-                top = min(_WINNERS, len(part))
-                near.append(part[np.argpartition(-accuracy[part], top - 1)[:top]])
-        winners = order[np.concatenate([[True], best[1:] > best[:-1]])]
-        places = np.unique(np.concatenate([winners, *near]))
-        index = np.unravel_index(places, outcome.cost.shape)
-        thresholds = np.stack([axis[i] for axis, i in zip(self.axes, index, strict=True)], axis=-1)
-        shares = outcome.shares.reshape(-1, outcome.shares.shape[-1])[places]
-        deviation = outcome.deviation.ravel()[places]
-        return Points(thresholds, Outcome(accuracy[places], cost[places], shares, deviation))
+            top = min(_WINNERS, len(part))
+            if top:
+                chosen.append(part[np.argpartition(-accuracy[part], top - 1)[:top]])
+        return _points(self.axes, outcome, np.unique(np.concatenate(chosen)))
 
     def frontier(self, cost_confidence: float = 0.0) -> Points:
         """The whole frontier on the grid."""
@@ -134,9 +125,9 @@ class ExactSolver:
         for value, every, axis in zip(point, self.every, self.axes, strict=True):
             reach = max(1, round(len(every) / len(axis)))
             middle = int(np.searchsorted(every, value))
-            window = every[max(0, middle - reach) : middle + reach + 1]
-            axes.append(_thin(window, side))
-        return _grid_points(self.calibration, axes)
+            axes.append(_thin(every[max(0, middle - reach) : middle + reach + 1], side))
+        outcome = evaluate_grid(self.calibration, axes)
+        return _points(axes, outcome, np.arange(outcome.cost.size))
 
 
 def upper_bound(outcome: Outcome, calibration: Calibration, confidence: float) -> np.ndarray:

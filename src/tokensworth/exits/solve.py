@@ -164,7 +164,7 @@ def _solve_budget(
     on_generation: Callable[[int, float], None] | None,
 ) -> Policy:
     amount = _check_budget(calibration, budget)
-    goal = f"most accurate within {show_cost(amount, budget.unit)} on average"
+    goal = f"at most {show_cost(amount, budget.unit)} on average"
     if cost_confidence:
         goal += f" at {cost_confidence:.0%} confidence"
     if solver == "genetic":
@@ -197,4 +197,4 @@ def _solve_target(calibration: Calibration, target: Accuracy, solver: Solver, co
     if not np.isfinite(order[best]):
         top = points.outcome.accuracy.max()
         raise BudgetError(f"no policy reaches accuracy {target.value:.2%} on these images; the best has {top:.2%}")
-    return make_policy(calibration, points.thresholds[best], f"cheapest that reaches accuracy {target.value:.2%}")
+    return make_policy(calibration, points.thresholds[best], f"at least {target.value:.2%} right")

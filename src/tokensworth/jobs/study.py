@@ -18,8 +18,11 @@ from tokensworth.exits.solve import Frontier, frontier
 from tokensworth.jobs.answers import all_tensors, answers
 from tokensworth.measure.machine import machine
 from tokensworth.measure.macs import StageMacs, model_macs, stage_macs
-from tokensworth.measure.timing import Times, alternate
+from tokensworth.measure.timing import alternate
 from tokensworth.run.runner import Runner
+
+# Timings pass over so many of the test images.
+_TIMED_IMAGES = 2000
 
 
 @dataclass(frozen=True)
@@ -171,23 +174,24 @@ def run_study(
         say: told what is under way.
     """
     say("answers on the test images")
-    test = answers(cascade, test_images, score=calibration.score)
+    test = answers(cascade, test_images, score=calibration.score, temperature=calibration.temperatures)
     say("solving the frontier")
     line = frontier(calibration)
     everything = Policy.run_all(cascade.num_stages)
     chosen = [*(extra or []), *_spread(line.policies, timed)]
     say("timing")
     tensors, labels = all_tensors(test_images, cascade.config)
+    few = tensors[:_TIMED_IMAGES]
     sides: dict[str, Callable[[], None]] = {}
     for index, policy in enumerate([everything, *chosen]):
-        sides[f"policy{index}"] = pass_over(Runner(cascade, policy, batch_size=batch), tensors)
+        sides[f"policy{index}"] = pass_over(Runner(cascade, policy, batch_size=batch), few)
     runners = [Runner(s, batch_size=batch) for s in statics]
     for index, runner in enumerate(runners):
-        sides[f"static{index}"] = pass_over(runner, tensors)
+        sides[f"static{index}"] = pass_over(runner, few)
     times = alternate(sides, repeats)
 
     def rate(name: str) -> float:
-        return len(labels) / _median(times, name)
+        return len(few) / times[name].median
 
     points = [cascade_point(p.goal, test, p, rate(f"policy{i + 1}")) for i, p in enumerate(chosen)]
     static_points = []
@@ -213,7 +217,3 @@ def run_study(
         cascade_point("all stages", test, everything, rate("policy0")),
         batch,
     )
-
-
-def _median(times: dict[str, Times], name: str) -> float:
-    return times[name].median

@@ -13,7 +13,7 @@ from tokensworth.jobs.study import Study
 from tokensworth.measure.machine import machine
 from tokensworth.report.pictures import gallery
 from tokensworth.report.plots import class_figure, macs_figure, time_figure
-from tokensworth.report.tables import HEADER, static_rows, study_rows
+from tokensworth.report.tables import CAPTION, HEADER, static_rows, study_rows
 
 
 def _plot(figure: Any, name: str, first: bool = False) -> str:
@@ -70,6 +70,7 @@ def write_report(study: Study, path: str | Path, title: str = "tokensworth repor
         machine=machine(),
         study=study,
         header=HEADER,
+        caption=CAPTION,
         rows=study_rows(study, study.timed),
         statics=static_rows(study),
         macs_plot=_plot(macs_figure(study), "macs", first=True),

@@ -22,11 +22,15 @@ HEADER = (
     "accuracy %",
     "MACs/image",
     "images/s",
-    "vs static of equal accuracy: MACs",
+    "static/this: MACs",
     "time",
-    "vs all stages: MACs",
+    "all/this: MACs",
     "time",
     "leaving at each exit %",
+)
+CAPTION = (
+    "static/this: the cheapest static model at least as accurate, over this setting; all/this: running all stages, "
+    "over this setting. Above 1: less work, less time."
 )
 
 
@@ -35,11 +39,7 @@ def study_rows(study: Study, points: Sequence[Point]) -> list[tuple[str, ...]]:
     rows = []
     for point in points:
         static = study.static_of_equal_accuracy(point.accuracy)
-        against = (
-            (_ratio(static.macs / point.macs), _ratio(point.rate / static.rate))
-            if static
-            else ("none so accurate", "-")
-        )
+        against = (_ratio(static.macs / point.macs), _ratio(point.rate / static.rate)) if static else ("none", "-")
         whole = study.everything
         rows.append(
             (
@@ -83,8 +83,9 @@ def rich_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]])
 def study_table(study: Study, points: Sequence[Point] | None = None) -> Table:
     """The measured points of a study and the static models."""
     rows = [*study_rows(study, study.timed if points is None else points), *static_rows(study)]
-    title = f"{len(study.test.labels)} test images, batch {study.batch}; ratios above 1: less work, less time"
-    return rich_table(title, HEADER, rows)
+    table = rich_table(f"{len(study.test.labels)} test images, batch {study.batch}", HEADER, rows)
+    table.caption = CAPTION
+    return table
 
 
 def evaluation_table(points: Sequence[Point]) -> Table:

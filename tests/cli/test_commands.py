@@ -59,6 +59,17 @@ def solved(place):
     return place
 
 
+def test_train_on_a_folder_of_larger_images(place, tmp_path):
+    words = ("--image-size", 72, "--grids", "3,6", "--dim", 16, "--depth", 1, "--heads", 2, "--classes", 4)
+    run = ("--epochs", 1, "--batch-size", 8, "--hold-out", 8, "--weighting", "--class-token", "--distill", 0.5)
+    value = _run("train", "--data", place / "set", "--out", tmp_path / "t", *words, *run, "--json")
+    assert len(value["history"][0]["held_out_accuracy"]) == 2
+    model = tw.Cascade.from_pretrained(tmp_path / "t")
+    assert model.config.class_names == ("class0", "class1", "class2", "class3")
+    assert [s.vit.patch_embed.proj.kernel_size for s in model.stages] == [(12, 12), (12, 12)]
+    assert [s.vit.patch_embed.resize for s in model.stages] == [36, 0]
+
+
 def test_calibrate_solve_and_eval(solved):
     value = _run(
         "eval", "--model", solved / "model", "--data", solved / "set", "--policy", solved / "policy.json", "--json"

@@ -1,6 +1,9 @@
 """The packaged cascade does what its results say, and the demo runs on it."""
 
 import json
+import re
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -79,6 +82,25 @@ def test_the_demo_keeps_its_budgets_and_writes_the_report(tmp_path):
     page = (tmp_path / "report.html").read_text()
     assert "Who leaves where" in page
     assert len(page) > 1_000_000
+    if shutil.which("chromium"):
+        assert _shown(tmp_path / "report.html", tmp_path / "profile") == study.cascade.num_stages
+
+
+def _shown(page, profile) -> int:
+    """Opens a report in headless Chromium; how many exits the budget slider's bar shows."""
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+    command = [
+        "chromium",
+        *flags,
+        f"--user-data-dir={profile}",
+        "--virtual-time-budget=9000",
+        "--dump-dom",
+        f"file://{page}",
+    ]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert re.search(r'<b id="accuracy">\d+\.\d\d %</b>', dom)
+    assert dom.count("main-svg") >= 3
+    return len(re.findall(r">exit \d: \d+ %<", dom))
 
 
 def test_the_weights_stay_small():

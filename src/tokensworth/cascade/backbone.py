@@ -30,6 +30,12 @@ def default_stem(backbone: str) -> str:
     return "t2t" if backbone in T2T_SIZES else "patch"
 
 
+def timm_normalization(backbone: str) -> dict[str, tuple[float, ...]]:
+    """Mean and deviation that a timm backbone was pretrained with; empty where there is none."""
+    pretraining = timm.get_pretrained_cfg(backbone) if timm.is_model(backbone) else None
+    return {} if pretraining is None else {"mean": tuple(pretraining.mean), "std": tuple(pretraining.std)}
+
+
 def _sizes(config: CascadeConfig) -> dict[str, Any]:
     if config.backbone in T2T_SIZES:
         dim, depth, heads, ratio = T2T_SIZES[config.backbone]
@@ -45,7 +51,10 @@ def _plain(config: CascadeConfig, grid: int, pretrained: bool) -> VisionTransfor
     if config.backbone == "vit" or config.backbone in T2T_SIZES:
         if pretrained:
             raise UnsupportedModelError(f"{config.backbone} has no pretrained weights; name a timm model")
-        return VisionTransformer(img_size=grid, patch_size=1, **common, **_sizes(config))
+        sizes = _sizes(config)
+        # Without a patch size of its own, the finest grid sees every pixel once.
+        patch = sizes.pop("patch_size", max(1, config.image_size // config.grids[-1]))
+        return VisionTransformer(img_size=grid * patch, patch_size=patch, **common, **sizes)
     if ":" not in config.backbone and not timm.is_model(config.backbone):
         close = timm.list_models(f"*{config.backbone.split('_')[0]}*patch*")[:3]
         raise UnsupportedModelError(f"timm has no model {config.backbone!r}; for example {', '.join(close)}")

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
+from tokensworth.cascade.backbone import timm_normalization
 from tokensworth.cascade.config import CascadeConfig, Reuse
 from tokensworth.cascade.reuse import Upstream
 from tokensworth.cascade.stage import Stage
@@ -73,9 +73,7 @@ class Cascade(
         if len(grids) < 2:
             raise InvalidGridError(f"a cascade needs at least two grids, not {list(grids)}")
         reuse = reuse or Reuse(joint_norm=not pretrained)
-        pretraining = timm.get_pretrained_cfg(backbone) if timm.is_model(backbone) else None
-        if pretraining is not None:
-            options = {"mean": pretraining.mean, "std": pretraining.std, **options}
+        options = {**timm_normalization(backbone), **options}
         config = CascadeConfig(backbone, tuple(grids), num_classes, reuse=reuse, **options)
         return cls(config, pretrained)
 

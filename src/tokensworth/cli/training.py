@@ -56,6 +56,7 @@ def train(
     from rich.table import Table
 
     from tokensworth.cascade import CascadeConfig, Reuse
+    from tokensworth.cascade.backbone import timm_normalization
     from tokensworth.errors import TokensworthError
     from tokensworth.jobs.training import TrainJob, run_training
     from tokensworth.train.loop import Progress, Recipe
@@ -81,6 +82,7 @@ def train(
         stem=stem,
         backbone_args={**(sizes if backbone == "vit" else {}), **drop},
         reuse=reuse,
+        **timm_normalization(backbone),
     )
     try:
         weights = tuple(float(w) for w in exit_weights.split(",")) if exit_weights else ()

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from tokensworth.cascade import Cascade, CascadeConfig
 from tokensworth.data.batches import Batches, FileBatches, TensorBatches
 from tokensworth.data.sources import ImageSet, hold_out, open_images
-from tokensworth.data.tensors import TensorSet, load_tensors, normalize
+from tokensworth.data.tensors import load_tensors
 from tokensworth.errors import DataError
 from tokensworth.files import write_json, write_text
+from tokensworth.jobs.answers import labelled_batches
 from tokensworth.measure.machine import machine
 from tokensworth.train.loop import Progress, Recipe, Trainer
 
@@ -56,16 +57,16 @@ def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, 
     return tuple(round(float(v), 4) for v in flat.mean(1)), tuple(round(float(v), 4) for v in flat.std(1))
 
 
-def accuracy_per_exit(model: nn.Module, data: TensorSet, config: CascadeConfig, device: torch.device) -> list[float]:
-    """Share of right answers at each exit, in percent."""
+def accuracy_per_exit(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], device: torch.device) -> list[float]:
+    """Share of right answers at each exit, in percent, over normalized images and labels."""
     right: list[int] = []
+    count = 0
     with torch.inference_mode():
-        for start in range(0, len(data), 500):
-            images = normalize(data.images[start : start + 500].to(device), config.mean, config.std)
-            labels = data.labels[start : start + 500].to(device)
-            hits = [int((logits.argmax(1) == labels).sum()) for logits in model(images)]
+        for images, labels in batches:
+            hits = [int((logits.argmax(1).cpu() == labels).sum()) for logits in model(images.to(device))]
             right = [a + b for a, b in zip(right or [0] * len(hits), hits, strict=True)]
-    return [round(100 * r / len(data), 2) for r in right]
+            count += len(labels)
+    return [round(100 * r / count, 2) for r in right]
 
 
 def _prepare(job: TrainJob, images: ImageSet) -> tuple[CascadeConfig, ImageSet, ImageSet | None]:
@@ -92,7 +93,6 @@ def run_training(job: TrainJob, on_step: Callable[[Progress], None] | None = Non
     config, images, held = _prepare(job, open_images(job.data, "train"))
     size = config.image_size
     tensors = load_tensors(images, size) if size <= _IN_MEMORY_SIZE else None
-    held_tensors = load_tensors(held, size) if held and tensors else None
     if tensors:
         mean, std = channel_statistics(tensors.images)
         config = replace(config, mean=mean, std=std)
@@ -118,10 +118,10 @@ def run_training(job: TrainJob, on_step: Callable[[Progress], None] | None = Non
         return FileBatches(images, recipe.batch_size, transform, recipe.seed, job.workers, rank, world)
 
     def evaluate(averaged: nn.Module) -> dict[str, Any]:
-        if held_tensors is None:
+        if held is None:
             return {}
-        device = next(averaged.parameters()).device
-        return {"held_out_accuracy": accuracy_per_exit(averaged, held_tensors, config, device)}
+        batches = labelled_batches(held, config)
+        return {"held_out_accuracy": accuracy_per_exit(averaged, batches, next(averaged.parameters()).device)}
 
     digest = images.digest()
     identity = {"config": config.to_dict(), "data": digest, "pretrained": job.pretrained}

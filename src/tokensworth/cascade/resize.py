@@ -43,6 +43,11 @@ def row_matrix(coarse: int, fine: int, naive: bool = False) -> Tensor:
     return side[: fine // blocks, : coarse // blocks].contiguous()
 
 
+def _times(matrix: Tensor, batch: Tensor) -> Tensor:
+    """One matrix times each of a batch. `@` would fold the batch into one product and copy it twice for that."""
+    return torch.bmm(matrix.expand(batch.shape[0], -1, -1), batch)
+
+
 def resize_rows(maps: Tensor, matrix: Tensor, prefix: int) -> Tensor:
     """Resizes the rows of relation maps or features: (B, prefix + c*c, W) -> (B, prefix + f*f, W).
 
@@ -56,12 +61,12 @@ def resize_rows(maps: Tensor, matrix: Tensor, prefix: int) -> Tensor:
     count, rows, width = maps.shape
     patches = maps[:, prefix:]
     if matrix.shape[1] == rows - prefix:
-        patches = torch.bmm(matrix.expand(count, -1, -1), patches)
+        patches = _times(matrix, patches)
     else:
         coarse = isqrt(rows - prefix)
         blocks = coarse // matrix.shape[1]
         fine = matrix.shape[0] * blocks
-        patches = matrix @ patches.reshape(count * blocks, matrix.shape[1], coarse * width)
-        patches = matrix @ patches.view(count * fine * blocks, matrix.shape[1], width)
+        patches = _times(matrix, patches.reshape(count * blocks, matrix.shape[1], coarse * width))
+        patches = _times(matrix, patches.view(count * fine * blocks, matrix.shape[1], width))
         patches = patches.view(count, fine * fine, width)
     return torch.cat([maps[:, :prefix], patches], dim=1) if prefix else patches

@@ -117,17 +117,24 @@ class Stage(nn.Module):
 
     @staticmethod
     def _attend(
-        q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: nn.Module, kept: list[Tensor] | None
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        bias: Tensor | None,
+        dropout: nn.Module,
+        kept: list[Tensor] | None,
     ) -> Tensor:
-        """softmax(q k^T + bias) v with q already scaled, (B, H, N, d); appends the logits to `kept`."""
+        """softmax(scale * q k^T + bias) v, (B, H, N, d); appends the logits to `kept`."""
         if kept is not None or (bias is not None and torch.is_grad_enabled()):
             # The logits are wanted anyway. Also, fused attention is slow for a mask that needs gradients.
-            logits = q @ k.mT if bias is None else q @ k.mT + bias
+            logits = (q * scale) @ k.mT
+            logits = logits if bias is None else logits + bias
             if kept is not None:
                 kept.append(logits)
             return dropout(logits.softmax(dim=-1)) @ v
         rate: float = dropout.p if dropout.training else 0.0  # type: ignore[assignment]
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=rate, scale=1.0)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=rate, scale=scale)
 
     def _block(
         self,
@@ -142,10 +149,10 @@ class Stage(nn.Module):
         attn: Any = block.attn
         qkv = attn.qkv(block.norm1(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         q, k, v = qkv.unbind(0)
-        q, k = attn.q_norm(q) * attn.scale, attn.k_norm(k)
+        q, k = attn.q_norm(q), attn.k_norm(k)
         if self.balance is not None:
             q = q * self.balance[layer, 0]
-        mixed = self._attend(q, k, v, bias, attn.attn_drop, kept)
+        mixed = self._attend(q, k, v, attn.scale, bias, attn.attn_drop, kept)
         mixed = attn.norm(mixed.transpose(1, 2).flatten(2))
         x = x + block.drop_path1(block.ls1(attn.proj_drop(attn.proj(mixed))))
         if context is None:

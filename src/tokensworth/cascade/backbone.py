@@ -30,7 +30,7 @@ def default_stem(backbone: str) -> str:
     return "t2t" if backbone in T2T_SIZES else "patch"
 
 
-def timm_normalization(backbone: str) -> dict[str, tuple[float, ...]]:
+def timm_normalization(backbone: str) -> dict[str, Any]:
     """Mean and deviation that a timm backbone was pretrained with; empty where there is none."""
     pretraining = timm.get_pretrained_cfg(backbone) if timm.is_model(backbone) else None
     return {} if pretraining is None else {"mean": tuple(pretraining.mean), "std": tuple(pretraining.std)}

@@ -70,13 +70,13 @@ class Stage(nn.Module):
             self.relation = RelationReuse(self.depth, self.heads, prefix, coarse, grid, reuse)
             if reuse.weighting:
                 # How much own and reused relations count, per layer and head.
-                self.balance = nn.Parameter(torch.ones(self.depth, 2, self.heads, 1, 1))
+                self.balance = nn.Parameter(torch.ones(self.depth, 2, self.heads))
 
     def reused(self, layer: int, prior: Tensor) -> Tensor:
         """What one layer adds to its own logits: (B, H, N, N)."""
         assert self.relation is not None
         bias = self.relation.bias(layer, prior)
-        return bias if self.balance is None else bias * self.balance[layer, 1]
+        return bias if self.balance is None else bias * self.balance[layer, 1, :, None, None]
 
     def prior(self, state: Upstream) -> Tensor | None:
         """Transformed upstream relations (B, L*H, M, M) at the coarse size, or None without relation reuse."""
@@ -151,7 +151,7 @@ class Stage(nn.Module):
         q, k, v = qkv.unbind(0)
         q, k = attn.q_norm(q), attn.k_norm(k)
         if self.balance is not None:
-            q = q * self.balance[layer, 0]
+            q = q * self.balance[layer, 0, :, None, None]
         mixed = self._attend(q, k, v, attn.scale, bias, attn.attn_drop, kept)
         mixed = attn.norm(mixed.transpose(1, 2).flatten(2))
         x = x + block.drop_path1(block.ls1(attn.proj_drop(attn.proj(mixed))))

@@ -13,13 +13,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from common import finish
 from tokensworth.cascade import Cascade
 from tokensworth.data.packaged import packaged_folder, packaged_statics
 from tokensworth.data.sources import ImageSet, hold_out, open_images
-from tokensworth.exits import Accuracy, Macs, Policy, solve
+from tokensworth.exits import Accuracy, Macs, solve
 from tokensworth.exits.goals import show_cost
 from tokensworth.jobs.answers import answers
 from tokensworth.jobs.benching import bench_models
@@ -45,11 +43,6 @@ def ablations(folder: Path, held: ImageSet, test: ImageSet) -> list[tuple[str, .
     return rows
 
 
-def matched_policy(known: Any, accuracy: float) -> Policy:
-    """The cheapest policy that reaches an accuracy on the calibration images."""
-    return solve(known, target=Accuracy(accuracy))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train", required=True)
@@ -70,7 +63,7 @@ def main() -> None:
     # The wanted accuracy is the largest static model's, as known from the calibration images alone.
     largest = max(statics, key=lambda s: s.config.grids[0])
     wanted = answers(largest, held).anytime[0]
-    policy = matched_policy(known, min(wanted, max(p for p in known.anytime)))
+    policy = solve(known, target=Accuracy(min(wanted, max(known.anytime))))
     study = run_study(cascade, known, test, statics, extra=[policy], repeats=options.repeats)
     matched, static = study.timed[0], max(study.statics, key=lambda p: p.macs)
     on_curve = study.at_accuracy(static.accuracy)
@@ -118,5 +111,4 @@ def _row(point: Point, timing: dict[str, Any]) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    np.random.seed(SEED)
     main()

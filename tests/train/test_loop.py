@@ -88,6 +88,15 @@ def test_a_run_killed_at_a_random_step_ends_bit_equal_when_resumed(data, tmp_pat
     assert not any(p.read_bytes()[:2] == b"\x80\x04" for p in (tmp_path / "cut").iterdir())
 
 
+def test_bfloat16_trains_and_saves(data, tmp_path):
+    command = _train(data, tmp_path / "out", "--precision", "bf16", "--epochs", "1")
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    (entry,) = json.loads(run.stdout)["history"]
+    assert np.isfinite(entry["loss"])
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    assert all(v.isfinite().all() for v in weights.values())
+
+
 def _trainer(out, model=None, **options) -> Trainer:
     torch.manual_seed(0)
     model = model or Cascade(small_config((3, 5)))

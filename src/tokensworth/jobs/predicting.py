@@ -11,9 +11,6 @@ from tokensworth.run.inputs import list_images
 from tokensworth.run.results import Result
 from tokensworth.run.runner import Runner
 
-# Results between two flushes to disk.
-_FLUSH = 256
-
 
 @dataclass
 class Summary:
@@ -88,12 +85,11 @@ def predict_folder(
     summary = Summary(resumed=len(kept), exits=[0] * runner.cascade.num_stages)
     assert summary.exits is not None
     total_macs = 0.0
-    with journal.open("a", encoding="utf-8") as stream:
-        for count, result in enumerate(runner.predict(rest), 1):
+    # Line by line, so that even a killed process loses no answer.
+    with journal.open("a", encoding="utf-8", buffering=1) as stream:
+        for result in runner.predict(rest):
             row = {k: v for k, v in result.to_dict().items() if k != "index"}
             stream.write(json.dumps(row) + "\n")
-            if count % _FLUSH == 0:
-                stream.flush()
             if result.error:
                 summary.failed += 1
             else:

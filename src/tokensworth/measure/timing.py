@@ -23,10 +23,6 @@ class Times:
         """Median in seconds."""
         return float(np.median(self.seconds))
 
-    def percentile(self, q: float) -> float:
-        """A percentile in seconds, q in 0..100."""
-        return float(np.percentile(self.seconds, q))
-
 
 def synchronize(device: torch.device) -> None:
     """Waits for a device's queue."""

@@ -1,0 +1,67 @@
+"""Which tokens take part: the highest scores, or as few as carry a wanted share of the attention."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Chosen(NamedTuple):
+    """The tokens that take part in a layer, the prefix tokens first.
+
+    Attributes:
+        index: positions (B, K), or (B, H, K) where each head has its own.
+        valid: same shape; False marks padding in a batch whose images keep different numbers. None: all count.
+    """
+
+    index: Tensor
+    valid: Tensor | None = None
+
+    def mask(self, tokens: int) -> Tensor:
+        """True where a token takes part: (B, N), or (B, H, N)."""
+        valid = torch.ones_like(self.index, dtype=torch.bool) if self.valid is None else self.valid
+        shape = (*self.index.shape[:-1], tokens)
+        return torch.zeros(shape, dtype=torch.bool, device=self.index.device).scatter(-1, self.index, valid)
+
+    def bias(self, dtype: torch.dtype) -> Tensor | None:
+        """Additive bias that hides padding as keys: (B, 1 or H, 1, K), or None where there is none."""
+        if self.valid is None:
+            return None
+        shown = self.valid.unsqueeze(-2)
+        shown = shown.unsqueeze(1) if self.valid.ndim == 2 else shown
+        return torch.zeros(shown.shape, dtype=dtype, device=shown.device).masked_fill(~shown, float("-inf"))
+
+
+def _with_prefix(patches: Tensor, prefix: int) -> Tensor:
+    """Puts the prefix tokens before positions among the patches (..., K)."""
+    first = torch.arange(prefix, device=patches.device).expand(*patches.shape[:-1], -1)
+    return torch.cat([first, patches + prefix], dim=-1)
+
+
+def kept_count(patches: int, keep: float) -> int:
+    """K of a keep ratio: the nearest whole number of patches, at least one."""
+    return max(1, int(keep * patches + 0.5))
+
+
+def highest(scores: Tensor, prefix: int, keep: float) -> Chosen:
+    """The `keep` share of the patches with the highest scores (..., N), and all prefix tokens."""
+    patches = scores[..., prefix:]
+    count = kept_count(patches.shape[-1], keep)
+    return Chosen(_with_prefix(patches.topk(count, dim=-1, sorted=False).indices, prefix))
+
+
+def fewest(scores: Tensor, prefix: int, mass: float, keep: float) -> Chosen:
+    """As few patches as together hold the share `mass` of the patches' score, at most the share `keep`.
+
+    The batch is as wide as its hungriest image; inside a compiled graph, whose shapes cannot depend on
+    values, as wide as `keep` allows.
+    """
+    patches = scores[..., prefix:]
+    most = kept_count(patches.shape[-1], keep)
+    values, order = patches.topk(most, dim=-1)
+    wanted = mass * patches.sum(dim=-1, keepdim=True)
+    counts = (values.cumsum(dim=-1) < wanted).sum(dim=-1, keepdim=True).add(1).clamp(max=most)
+    width = most if torch.compiler.is_compiling() else int(counts.max())
+    valid = torch.arange(width, device=scores.device) < counts
+    shown = torch.ones((*valid.shape[:-1], prefix), dtype=torch.bool, device=scores.device)
+    return Chosen(_with_prefix(order[..., :width], prefix), torch.cat([shown, valid], dim=-1))

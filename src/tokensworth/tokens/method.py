@@ -1,0 +1,145 @@
+"""One interface for every token method: options in a frozen dataclass, `adapt` and `restore` in place."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, TypeVar
+
+from torch import nn
+
+from tokensworth.errors import UnsupportedModelError
+from tokensworth.tokens.vit import Swaps, ViT, find_vits
+
+M = TypeVar("M", bound=nn.Module)
+
+_METHODS: dict[str, type["Method"]] = {}
+
+
+class Adapted(nn.Module):
+    """What a method adds to one vision transformer, kept as its `token_method`.
+
+    Args:
+        method: the options.
+    """
+
+    def __init__(self, method: "Method") -> None:
+        super().__init__()
+        self.method = method
+        self.enabled = True
+        self.swaps = Swaps()
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """Options of a token method. A subclass names itself and is then known to `list_methods`."""
+
+    name: ClassVar[str]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _METHODS[cls.name] = cls
+
+    @abstractmethod
+    def attach(self, vit: ViT) -> Adapted:
+        """Changes a vision transformer in place.
+
+        Raises:
+            UnsupportedModelError: the model lacks something; nothing has been changed then.
+        """
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, the method's name among them."""
+        return {"name": self.name, **asdict(self)}
+
+
+def list_methods() -> list[str]:
+    """Names of the token methods."""
+    return sorted(_METHODS)
+
+
+def method_from_dict(values: Mapping[str, Any]) -> Method:
+    """The inverse of `Method.to_dict`.
+
+    Raises:
+        UnsupportedModelError: an unknown method or unknown options.
+    """
+    options = dict(values)
+    name = options.pop("name", None)
+    if name not in _METHODS:
+        raise UnsupportedModelError(f"no token method {name!r}; there are {', '.join(list_methods())}")
+    try:
+        return _METHODS[name](**options)
+    except TypeError as error:
+        raise UnsupportedModelError(f"options do not fit {name}: {error}") from None
+
+
+def adapted_vits(model: nn.Module) -> list[tuple[ViT, Adapted]]:
+    """The adapted vision transformers in a model, each with what was added to it."""
+    return [(vit, vit.token_method) for vit in find_vits(model) if isinstance(token_method(vit), Adapted)]  # type: ignore[misc]
+
+
+def token_method(vit: nn.Module) -> "Adapted | None":
+    """What a method added to a vision transformer, or None."""
+    return getattr(vit, "token_method", None)
+
+
+def method_of(model: nn.Module) -> Method | None:
+    """The method that a model is adapted with, or None."""
+    found = adapted_vits(model)
+    return found[0][1].method if found else None
+
+
+def adapt(model: M, method: Method) -> M:
+    """Applies a token method in place to every timm `VisionTransformer` or `Eva` in a model.
+
+    Args:
+        model: a timm model, a `Cascade`, or anything that contains one.
+        method: options, for example `ToSA(keep=0.8)`.
+
+    Returns:
+        The same model.
+
+    Raises:
+        UnsupportedModelError: nothing to adapt, something the method cannot follow, or already adapted.
+
+    Example:
+        >>> import timm
+        >>> model = timm.create_model("vit_tiny_patch16_224", depth=4)
+        >>> _ = adapt(model, ToSA(layers=(2, 4), keep=0.8))
+        >>> _ = restore(model)
+    """
+    known = method_of(model)
+    if known is not None:
+        raise UnsupportedModelError(f"the model is already adapted with {known}; restore() it first")
+    try:
+        for vit in find_vits(model):
+            added = method.attach(vit)
+            parameter = next(vit.parameters())
+            vit.token_method = added.to(parameter.device, parameter.dtype).train(vit.training)
+    except UnsupportedModelError:
+        restore(model)
+        raise
+    return model
+
+
+def restore(model: M) -> M:
+    """Undoes `adapt`: the same classes, the same weights, bit-equal outputs. Returns the model."""
+    for vit, added in adapted_vits(model):
+        added.swaps.undo()
+        del vit.token_method
+    return model
+
+
+@contextmanager
+def dense(model: nn.Module) -> Iterator[None]:
+    """While it lasts, an adapted model runs as the plain one."""
+    found = adapted_vits(model)
+    before = [added.enabled for _, added in found]
+    for _, added in found:
+        added.enabled = False
+    try:
+        yield
+    finally:
+        for (_, added), was in zip(found, before, strict=True):
+            added.enabled = was

@@ -1,0 +1,280 @@
+"""ToSA's invariants on small models."""
+
+import copy
+import warnings
+
+import pytest
+import timm
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from small import randomize
+from tokensworth.errors import UnsupportedModelError
+from tokensworth.tokens import ToSA, adapt, dense, method_of, restore, set_keep
+from tokensworth.tokens.attention import attend, finish, project
+from tokensworth.tokens.selector import row_weights, staggered_rows
+from tokensworth.tokens.tosa import recording, tosa_of
+
+SCOPES = ("layer", "per_head")
+KINDS = ("test_vit2", "test_vit3", "vit_small_patch16_dinov3", "eva02_tiny_patch14_224")
+
+
+def small_vit(kind: str = "test_vit2") -> nn.Module:
+    torch.manual_seed(5)
+    sizes = {"embed_dim": 48, "num_heads": 3} if "test" in kind else {"embed_dim": 96, "num_heads": 3}
+    model = timm.create_model(kind, depth=5, num_classes=7, img_size=112, **sizes)
+    return randomize(model, 0.1)
+
+
+def photos(count: int = 3) -> torch.Tensor:
+    return torch.randn(count, 3, 112, 112, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not fitted.*")
+        yield
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scope", SCOPES)
+@torch.no_grad()
+def test_keep_everything_is_the_plain_model(kind, scope):
+    model, x = small_vit(kind), photos()
+    plain = model(x)
+    adapt(model, ToSA(layers=(2, 4), keep=1.0, scope=scope))
+    assert tosa_of(model)[0].layers["2"].pick() is None
+    torch.testing.assert_close(model(x), plain, atol=1e-5, rtol=1e-5)
+    set_keep(model, 0.4)
+    assert (model(x) - plain).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("scope", SCOPES)
+@torch.no_grad()
+def test_restore_is_bit_equal(kind, scope):
+    model, x = small_vit(kind), photos()
+    plain, keys = model(x), list(model.state_dict())
+    kinds = [type(part) for part in model.modules()]
+    adapt(model, ToSA(layers=(2, 4), keep=0.5, scope=scope))
+    model(x)
+    with dense(model):
+        torch.testing.assert_close(model(x), plain, atol=1e-5, rtol=1e-5)
+    restore(model)
+    assert torch.equal(model(x), plain)
+    assert list(model.state_dict()) == keys
+    assert [type(part) for part in model.modules()] == kinds
+    assert method_of(model) is None
+
+
+@given(st.permutations(range(4)), st.sampled_from(SCOPES), st.sampled_from((0.2, 0.5, 0.9)), st.sampled_from((0.0, 0.6)))
+@torch.no_grad()
+def test_permuting_a_batch_permutes_the_results(order, scope, keep, mass):
+    model = adapt(small_vit(), ToSA(layers=(2, 4), keep=keep, scope=scope, mass=mass))
+    x = photos(4)
+    torch.testing.assert_close(model(x[list(order)]), model(x)[list(order)], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mass", [0.0, 0.5])
+@torch.no_grad()
+def test_a_mask_of_the_same_tokens_gives_the_gathered_result(kind, mass):
+    """Layer by layer, by a computation that gathers nothing."""
+    for scope in SCOPES:
+        model = adapt(small_vit(kind), ToSA(layers=(3,), keep=0.5, scope=scope, mass=mass))
+        block = model.blocks[2]
+        inputs: list = []
+        handle = block.register_forward_pre_hook(lambda _, args, kw: inputs.append((args, kw)), with_kwargs=True)
+        outputs: list = []
+        after = block.register_forward_hook(lambda _, args, out: outputs.append(out))
+        with recording(model) as chosen:
+            model(photos())
+        handle.remove()
+        after.remove()
+        (x,), options = inputs[0]
+        rope = options.get("rope")
+        mask = chosen[0][3].mask(x.shape[1])
+        restore(model)
+        hidden = torch.zeros(mask.shape).masked_fill(~mask, float("-inf"))
+        if scope == "layer":
+            masked = block(x, attn_mask=hidden[:, None, None], **({} if rope is None else {"rope": rope}))
+            expected = torch.where(mask[..., None], masked, x)
+        else:
+            kind_of, attn = type(block.attn), block.attn
+
+            def masked_attention(self, x, rope=None, attn_mask=None, is_causal=False, hidden=hidden, mask=mask):
+                q, k, v = project(self, x, rope)
+                mixed = attend(self, q, k, v, hidden[:, :, None]) * mask[..., None]
+                return finish(self, x, mixed)
+
+            attn.__class__ = type("Masked", (kind_of,), {"forward": masked_attention})
+            expected = block(x, **({} if rope is None else {"rope": rope}))
+        torch.testing.assert_close(outputs[0], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_plain_attention_equals_fused(kind):
+    model, x = small_vit(kind), photos()
+    adapt(model, ToSA(layers=(2, 4), keep=0.5, mass=0.7))
+    fused = model(x)
+    for block in model.blocks:
+        block.attn.fused_attn = False
+    torch.testing.assert_close(model(x), fused, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_the_unfitted_selector_predicts_the_current_map():
+    x = photos()
+    first = adapt(small_vit(), ToSA(layers=(2, 4), keep=0.5))(x)
+    second = adapt(small_vit(), ToSA(layers=(2, 4), keep=0.5, scorer="current"))(x)
+    torch.testing.assert_close(first, second, atol=1e-5, rtol=1e-5)
+    torch.manual_seed(1)
+    other = adapt(small_vit(), ToSA(layers=(2, 4), keep=0.5, scorer="random"))(x)
+    assert (first - other).abs().max() > 1e-4
+
+
+def test_unfitted_selectors_warn_once():
+    model = adapt(small_vit(), ToSA(layers=(2, 4)))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        model(photos())
+        model(photos())
+    assert [str(w.message) for w in seen if "fit_selectors" in str(w.message)] != []
+    assert len([w for w in seen if "fit_selectors" in str(w.message)]) == 1
+
+
+@torch.no_grad()
+def test_prefix_tokens_always_take_part_and_counts_are_exact():
+    model = adapt(small_vit("vit_small_patch16_dinov3"), ToSA(layers=(2, 4), keep=(0.3, 0.6)))
+    prefix, patches = model.num_prefix_tokens, 49
+    with recording(model) as chosen:
+        model(photos())
+    for layer, keep in ((2, 0.3), (4, 0.6)):
+        index = chosen[0][layer].index
+        assert index[:, :prefix].tolist() == [list(range(prefix))] * 3
+        assert index.shape[1] == prefix + round(keep * patches)
+        assert all(len(set(row)) == len(row) for row in index.tolist())
+
+
+@torch.no_grad()
+def test_mass_keeps_as_few_tokens_as_it_takes():
+    x = photos()
+    whole = adapt(small_vit(), ToSA(layers=(2,), keep=1.0, mass=1.0))
+    torch.testing.assert_close(whole(x), restore(whole)(x), atol=1e-5, rtol=1e-5)
+    model = adapt(small_vit(), ToSA(layers=(2,), keep=1.0, mass=0.4))
+    seen = {}
+    layer = tosa_of(model)[0].layers["2"]
+    choose = layer.choose
+    layer.choose = lambda scores: seen.setdefault("chosen", choose(seen.setdefault("scores", scores)))
+    model(x)
+    del layer.choose
+    scores = seen["scores"].mean(1)[:, 1:]
+    for image, row in enumerate(scores):
+        best = row.sort(descending=True).values.cumsum(0) / row.sum()
+        wanted = int((best < 0.4 - 1e-6).sum()) + 1
+        assert abs(int(seen["chosen"].valid[image].sum()) - 1 - wanted) <= 1
+    # One image alone gets the same answer as in a batch with hungrier ones.
+    torch.testing.assert_close(model(x[:1]), model(x)[:1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("scope", SCOPES)
+def test_gradients_flow_with_and_without_checkpointing(scope, checkpointing):
+    model = adapt(small_vit(), ToSA(layers=(2, 4), keep=0.5, scope=scope)).train()
+    model(photos()).square().sum().backward()
+    expected = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    trained = {n for n, p in model.named_parameters() if p.requires_grad}
+    assert set(expected) == trained
+    assert not any("token_method" in n for n in trained)
+    if checkpointing:
+        model.zero_grad()
+        model.set_grad_checkpointing()
+        model(photos()).square().sum().backward()
+        for n, p in model.named_parameters():
+            if n in expected:
+                torch.testing.assert_close(p.grad, expected[n], atol=1e-5, rtol=1e-4)
+
+
+def test_autocast_and_deepcopy():
+    model = adapt(small_vit(), ToSA(layers=(2, 4), keep=0.5))
+    copied = copy.deepcopy(model)
+    set_keep(copied, 1.0)
+    assert method_of(model).keep == 0.5
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert model(photos()).isfinite().all()
+    with torch.no_grad():
+        torch.testing.assert_close(copied(photos()), restore(model)(photos()), atol=1e-5, rtol=1e-5)
+
+
+def test_half_precision_model():
+    model = adapt(small_vit().to(torch.bfloat16), ToSA(layers=(2, 4), keep=0.5, mass=0.9))
+    with torch.no_grad():
+        assert model(photos().to(torch.bfloat16)).isfinite().all()
+
+
+def test_dynamic_image_size():
+    model = timm.create_model("test_vit2", depth=5, dynamic_img_size=True, num_classes=7).eval()
+    adapt(model, ToSA(layers=(2, 4), keep=1.0))
+    x = torch.randn(2, 3, 96, 208)
+    with torch.no_grad():
+        kept = model(x)
+        with dense(model):
+            torch.testing.assert_close(kept, model(x), atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_intermediate_features_keep_the_whole_grid():
+    model = adapt(small_vit(), ToSA(layers=(2, 4), keep=0.5))
+    features = model.forward_intermediates(photos(), indices=[1, 3], intermediates_only=True)
+    assert [tuple(f.shape) for f in features] == [(3, 48, 7, 7)] * 2
+
+
+def test_keep_can_be_set_for_some_layers():
+    model = adapt(small_vit(), ToSA(layers=(2, 4), keep=0.5))
+    set_keep(model, {4: 0.25})
+    assert method_of(model).keeps() == {2: 0.5, 4: 0.25}
+    for wrong in ({3: 0.5}, 0.0, 1.5, (0.5,)):
+        with pytest.raises(UnsupportedModelError):
+            set_keep(model, wrong)
+    assert method_of(model).keeps() == {2: 0.5, 4: 0.25}
+
+
+@pytest.mark.parametrize("layers", [(1,), (2, 3), (2, 2), (), (2, 6)])
+def test_impossible_layers_are_refused(layers):
+    model = small_vit()
+    with pytest.raises(UnsupportedModelError, match="layer"):
+        adapt(model, ToSA(layers=layers))
+    assert method_of(model) is None
+
+
+def test_other_models_are_refused_by_name():
+    with pytest.raises(UnsupportedModelError, match="ResNet.*VisionTransformer"):
+        adapt(timm.create_model("resnet10t"), ToSA())
+    with pytest.raises(UnsupportedModelError, match="ParallelThingsBlock"):
+        adapt(timm.create_model("vit_small_patch16_18x2_224", depth=4), ToSA(layers=(2,)))
+    model = adapt(small_vit(), ToSA(layers=(2,)))
+    with pytest.raises(UnsupportedModelError, match="already"):
+        adapt(model, ToSA(layers=(4,)))
+
+
+@given(st.integers(1, 20), st.integers(1, 20), st.integers(0, 5), st.integers(1, 16))
+def test_scored_rows_are_distinct_and_stand_for_all(height, width, prefix, every):
+    rows = staggered_rows(height * width, width, prefix, every, torch.device("cpu"))
+    assert len(set(rows.tolist())) == len(rows)
+    assert rows.min() >= 0
+    assert rows.max() < prefix + height * width
+    weights = row_weights(height * width, prefix, len(rows), torch.device("cpu"))
+    assert weights.sum().item() == pytest.approx(prefix + height * width, rel=1e-5)
+    if every == 1:
+        assert rows.tolist() == list(range(prefix + height * width))
+
+
+@pytest.mark.parametrize("width", [14, 16, 32])
+def test_scored_rows_reach_every_column_and_row(width):
+    rows = staggered_rows(width * width, width, 0, 8, torch.device("cpu"))
+    assert set((rows % width).tolist()) == set(range(width))
+    assert set((rows // width).tolist()) == set(range(width))

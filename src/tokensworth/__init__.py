@@ -30,9 +30,13 @@ if TYPE_CHECKING:
         frontier,
         solve,
     )
+    from tokensworth.measure.describe import describe
+    from tokensworth.measure.keeps import keep_frontier
     from tokensworth.run.results import Result
     from tokensworth.run.runner import Runner
+    from tokensworth.tokens import ToSA, adapt, list_methods, restore, set_keep
     from tokensworth.train.loss import CascadeLoss
+    from tokensworth.train.selectors import fit_selectors
 
 __version__ = "0.1.0"
 
@@ -60,9 +64,13 @@ _HOMES = {
         "frontier",
         "solve",
     ),
+    "tokensworth.measure.describe": ("describe",),
+    "tokensworth.measure.keeps": ("keep_frontier",),
     "tokensworth.run.results": ("Result",),
     "tokensworth.run.runner": ("Runner",),
+    "tokensworth.tokens": ("ToSA", "adapt", "list_methods", "restore", "set_keep"),
     "tokensworth.train.loss": ("CascadeLoss",),
+    "tokensworth.train.selectors": ("fit_selectors",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -85,11 +93,19 @@ __all__ = [
     "Result",
     "Reuse",
     "Runner",
+    "ToSA",
     "TokensworthError",
     "TrainingError",
     "UnsupportedModelError",
+    "adapt",
     "calibrate",
+    "describe",
+    "fit_selectors",
     "frontier",
+    "keep_frontier",
+    "list_methods",
+    "restore",
+    "set_keep",
     "solve",
 ]
 

@@ -16,10 +16,14 @@ COUNT = 100
 ROUNDING = 1e-5
 
 
-@pytest.fixture(scope="module")
-def setting():
+@pytest.fixture(scope="module", params=["plain", "layer", "per_head", "mass"])
+def setting(request):
+    """A cascade, plain or with ToSA in every stage."""
     torch.manual_seed(1)
     model = small_cascade()
+    if request.param != "plain":
+        scope, mass = ("layer", 0.7) if request.param == "mass" else (request.param, 0.0)
+        tw.adapt(model, tw.ToSA(layers=(2,), keep=0.5, scope=scope, mass=mass))
     images = torch.randn(COUNT, 3, 32, 32)
     labels = torch.randint(0, 4, (COUNT,))
     calibrations = {

@@ -1,6 +1,7 @@
 """The cascade: stages fed ever more tokens, each able to answer, each leaning on the one before."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tokensworth.cascade.reuse import Upstream
 from tokensworth.cascade.stage import Stage
 from tokensworth.cascade.storage import load_folder, save_folder
 from tokensworth.errors import InvalidGridError
+from tokensworth.tokens.method import adapt, method_from_dict, method_of
 
 
 class Cascade(
@@ -41,8 +43,16 @@ class Cascade(
 
     def __init__(self, config: CascadeConfig, pretrained: bool = False) -> None:
         super().__init__()
-        self.config = config
+        self.base = config
         self.stages = nn.ModuleList(Stage(config, i, pretrained) for i in range(len(config.grids)))
+        if config.tokens:
+            adapt(self, method_from_dict(config.tokens))
+
+    @property
+    def config(self) -> CascadeConfig:
+        """Grids, backbone, stem, reuse, and the token method that the stages are adapted with now."""
+        method = method_of(self)
+        return replace(self.base, tokens=None if method is None else method.to_dict())
 
     @classmethod
     def from_timm(

@@ -69,6 +69,7 @@ class CascadeConfig:
         reuse: what a stage takes from the one before.
         mean, std: normalization of the image's channels, after scaling to [0, 1].
         class_names: names of the classes, or empty.
+        tokens: the token method of every stage, as `Method.to_dict` gives it; None for none.
     """
 
     backbone: str
@@ -82,6 +83,7 @@ class CascadeConfig:
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
     class_names: tuple[str, ...] = ()
+    tokens: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         grids = tuple(self.grids)
@@ -98,7 +100,7 @@ class CascadeConfig:
 
     def static(self, grid: int) -> "CascadeConfig":
         """The plain model of one grid alone: one point of the static frontier."""
-        return replace(self, grids=(grid,), reuse=NO_REUSE)
+        return replace(self, grids=(grid,), reuse=NO_REUSE, tokens=None)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

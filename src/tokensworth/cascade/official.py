@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tokensworth.cascade.cascade import Cascade
 from tokensworth.cascade.config import CascadeConfig, Reuse
-from tokensworth.cascade.storage import Weights
+from tokensworth.weights import Weights
 from tokensworth.errors import CheckpointError
 
 _STAGES = ("less_less_token", "less_token", "normal_token")

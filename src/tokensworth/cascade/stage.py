@@ -7,11 +7,14 @@ import torch
 from timm.layers.weight_init import trunc_normal_
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tokensworth.cascade.backbone import make_backbone
 from tokensworth.cascade.config import CascadeConfig
 from tokensworth.cascade.reuse import FeatureReuse, RelationReuse, Upstream
+from tokensworth.tokens.attention import attend, finish, project
+from tokensworth.tokens.choose import Chosen
+from tokensworth.tokens.gather import put, take, take_square
+from tokensworth.tokens.tosa import attend_per_head, observe, thinned
 
 
 def _widen(block: Block, width: int, joint_norm: bool, zero: bool) -> None:
@@ -116,25 +119,16 @@ class Stage(nn.Module):
         return logits, Upstream(torch.stack(features, dim=1), torch.cat(relations, dim=1) if relations else None)
 
     @staticmethod
-    def _attend(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        scale: float,
-        bias: Tensor | None,
-        dropout: nn.Module,
-        kept: list[Tensor] | None,
-    ) -> Tensor:
+    def _attend(attn: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, kept: list[Tensor] | None) -> Tensor:
         """softmax(scale * q k^T + bias) v, (B, H, N, d); appends the logits to `kept`."""
-        if kept is not None or (bias is not None and torch.is_grad_enabled()):
-            # The logits are wanted anyway. Also, fused attention is slow for a mask that needs gradients.
-            logits = (q * scale) @ k.mT
-            logits = logits if bias is None else logits + bias
-            if kept is not None:
-                kept.append(logits)
-            return dropout(logits.softmax(dim=-1)) @ v
-        rate: float = dropout.p if dropout.training else 0.0  # type: ignore[assignment]
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=rate, scale=scale)
+        if kept is None and (bias is None or not torch.is_grad_enabled()):
+            return attend(attn, q, k, v, bias)
+        # The logits are wanted anyway. Also, fused attention is slow for a mask that needs gradients.
+        logits = (q * attn.scale) @ k.mT
+        logits = logits if bias is None else logits + bias
+        if kept is not None:
+            kept.append(logits)
+        return attn.attn_drop(logits.softmax(dim=-1)) @ v
 
     def _block(
         self,
@@ -145,16 +139,48 @@ class Stage(nn.Module):
         context: Tensor | None,
         kept: list[Tensor] | None,
     ) -> Tensor:
-        """A timm block with an additive relation `bias` and a `context` beside the MLP's input."""
+        """A timm block with an additive relation `bias` and a `context` beside the MLP's input.
+
+        A layer that a token method thins out runs on the chosen tokens; what it hands on as its relations is the
+        predicted map.
+        """
+        picked = thinned(block)
+        if picked is None:
+            return self._tokens(block, layer, x, bias, context, kept)
+        if kept is not None:
+            kept.append(picked.predicted)
+        if picked.chosen.index.ndim == 3:
+            return self._tokens(block, layer, x, bias, context, None, picked.chosen)
+        index, hidden = picked.chosen.index, picked.chosen.bias(x.dtype)
+        if bias is not None:
+            bias = take_square(bias, index)
+            hidden = bias if hidden is None else bias + hidden
+        part = take(x, index)
+        out = self._tokens(block, layer, part, hidden, None if context is None else take(context, index), None)
+        return put(x, index, picked.chosen.merge(out, part))
+
+    def _tokens(
+        self,
+        block: Block,
+        layer: int,
+        x: Tensor,
+        bias: Tensor | None,
+        context: Tensor | None,
+        kept: list[Tensor] | None,
+        chosen: Chosen | None = None,
+    ) -> Tensor:
+        """The block on tokens (B, K, D), with a bias (B, H, K, K); `chosen` per head where heads differ."""
         attn: Any = block.attn
-        qkv = attn.qkv(block.norm1(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        q, k, v = qkv.unbind(0)
-        q, k = attn.q_norm(q), attn.k_norm(k)
+        inner = block.norm1(x)
+        q, k, v = project(attn, inner)
         if self.balance is not None:
             q = q * self.balance[layer, 0, :, None, None]
-        mixed = self._attend(q, k, v, attn.scale, bias, attn.attn_drop, kept)
-        mixed = attn.norm(mixed.transpose(1, 2).flatten(2))
-        x = x + block.drop_path1(block.ls1(attn.proj_drop(attn.proj(mixed))))
+        observe(attn, q, k, bias, whole=kept is not None)
+        if chosen is None:
+            mixed = self._attend(attn, q, k, v, bias, kept)
+        else:
+            mixed = attend_per_head(attn, q, k, v, bias, chosen)
+        x = x + block.drop_path1(block.ls1(finish(attn, inner, mixed)))
         if context is None:
             inner = block.norm2(x)
         elif self.joint_norm:

@@ -15,6 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from tokensworth.cascade import Cascade, CascadeConfig, Upstream
 from tokensworth.cascade.stage import Stage
+from tokensworth.tokens.method import dense
+from tokensworth.tokens.vit import find_vits
 
 
 def _fused_on_cpu(query: Any, key: Any, value: Any, *_: Any, out_val: Any = None, **__: Any) -> int:
@@ -38,10 +40,11 @@ class StageMacs:
     """MACs per image of one stage.
 
     Attributes:
-        total: the whole stage, reuse included.
+        total: the whole stage, reuse included, as it runs.
         plain: the same backbone and grid without reuse.
         feature: context embeddings and their resizing.
         relation: transformation and resizing of the upstream stage's logits.
+        saved: what a token method saves, selectors paid; less than 0 where they cost more than they save.
         wider: the widened MLPs, which is the rest.
     """
 
@@ -49,10 +52,27 @@ class StageMacs:
     plain: int
     feature: int = 0
     relation: int = 0
+    saved: int = 0
 
     @property
     def wider(self) -> int:
-        return self.total - self.plain - self.feature - self.relation
+        return self.total + self.saved - self.plain - self.feature - self.relation
+
+
+def input_shape(model: nn.Module, size: int | None = None) -> tuple[int, int, int]:
+    """Channels, height and width (C, S, S) of the image that a cascade or a timm model takes.
+
+    Args:
+        model: the model.
+        size: another side in pixels, for a model that takes several.
+    """
+    if isinstance(model, Cascade):
+        channels, height = model.config.in_chans, model.config.image_size
+        return channels, size or height, size or height
+    vit: Any = find_vits(model)[0]
+    height, width = (size, size) if size else vit.patch_embed.img_size
+    stem = next(p for p in vit.patch_embed.parameters() if p.ndim == 4)
+    return stem.shape[1], height, width
 
 
 def model_macs(model: nn.Module, size: int, channels: int = 3) -> int:
@@ -91,7 +111,9 @@ def stage_macs(cascade: Cascade) -> list[StageMacs]:
             stage = cast(Stage, cascade.stages[index])
             feature = count_macs(partial(_all_contexts, stage, state.features))
             relation = count_macs(partial(_all_biases, stage, state))
-        out.append(StageMacs(total, _plain(config, grid), feature, relation))
+        with dense(cascade):
+            whole = count_macs(partial(cascade.run_stage, index, image, state)) if config.tokens else total
+        out.append(StageMacs(total, _plain(config, grid), feature, relation, whole - total))
         with torch.no_grad():
             state = cascade.run_stage(index, image, state)[1]
     cascade.train(was)

@@ -23,6 +23,10 @@ class Chosen(NamedTuple):
         shape = (*self.index.shape[:-1], tokens)
         return torch.zeros(shape, dtype=torch.bool, device=self.index.device).scatter(-1, self.index, valid)
 
+    def merge(self, out: Tensor, before: Tensor) -> Tensor:
+        """The chosen tokens after a layer (B, K, D), padding as it was before."""
+        return out if self.valid is None else torch.where(self.valid.unsqueeze(2), out, before)
+
     def bias(self, dtype: torch.dtype) -> Tensor | None:
         """Additive bias that hides padding as keys: (B, 1 or H, 1, K), or None where there is none."""
         if self.valid is None:

@@ -76,12 +76,13 @@ def method_from_dict(values: Mapping[str, Any]) -> Method:
 
 def adapted_vits(model: nn.Module) -> list[tuple[ViT, Adapted]]:
     """The adapted vision transformers in a model, each with what was added to it."""
-    return [(vit, vit.token_method) for vit in find_vits(model) if isinstance(token_method(vit), Adapted)]  # type: ignore[misc]
+    pairs = ((part, getattr(part, "token_method", None)) for part in model.modules())
+    return [(vit, added) for vit, added in pairs if isinstance(added, Adapted)]  # type: ignore[misc]
 
 
-def token_method(vit: nn.Module) -> "Adapted | None":
-    """What a method added to a vision transformer, or None."""
-    return getattr(vit, "token_method", None)
+def token_keys(model: nn.Module) -> set[str]:
+    """Names in a model's state dict that belong to its token method."""
+    return {key for key in model.state_dict() if "token_method" in key.split(".")}
 
 
 def method_of(model: nn.Module) -> Method | None:

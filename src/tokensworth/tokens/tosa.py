@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -95,6 +95,24 @@ class ToSA(Method):
         return AdaptedToSA(self, vit)
 
 
+class Picked(NamedTuple):
+    """What a selector said for one ToSA layer.
+
+    Attributes:
+        chosen: the tokens that take part.
+        whole: predicted log-attention of all rows (B, H, N, N), where it was asked for.
+    """
+
+    chosen: Chosen
+    whole: Tensor | None
+
+    @property
+    def predicted(self) -> Tensor:
+        """The predicted map, for a stage that hands it on."""
+        assert self.whole is not None
+        return self.whole
+
+
 class ToSALayer(nn.Module):
     """Selector and choice of one ToSA layer.
 
@@ -112,7 +130,7 @@ class ToSALayer(nn.Module):
         super().__init__()
         self.method, self.keep, self.prefix, self.grid = method, keep, prefix, grid
         self.selector = Selector(heads, method.width * heads, method.kernel)
-        self.chosen: Chosen | None = None
+        self.picked: Picked | None = None
         self.record: Callable[[Chosen], None] | None = None
 
     def rows(self, tokens: int, device: torch.device) -> Tensor:
@@ -140,25 +158,34 @@ class ToSALayer(nn.Module):
         return highest(scores, self.prefix, self.keep)
 
     @torch.no_grad()
-    def observe(self, logits: Tensor) -> None:
-        """Scores the tokens by logits of the scored rows (B, H, R, N) of the layer before."""
-        if self.method.scorer == "random":
-            scores = torch.rand_like(logits[:, :, 0])
-        elif self.method.scorer == "current":
-            scores = self.scores(logits.softmax(dim=-1))
-        else:
-            scores = self.scores(self.selector(logits).exp())
-        self.chosen = self.choose(scores)
+    def observe(self, attn: Any, q: Tensor, k: Tensor, bias: Tensor | None, whole: bool = False) -> None:
+        """Predicts the next layer's map and chooses its tokens.
 
-    def pick(self) -> Chosen | None:
+        Args:
+            attn: the layer before.
+            q, k: its queries and keys (B, H, N, d).
+            bias: what is added to its logits, (B, H, N, N), or None.
+            whole: predict all rows, to be handed on as relations; the choice stays that of the scored rows.
+        """
+        scored = self.rows(k.shape[2], k.device)
+        everything = torch.arange(k.shape[2], device=k.device)
+        logits = row_logits(attn, q, k, everything if whole else scored, bias)
+        predicted = self.selector(logits) if self.method.scorer == "selector" else logits.log_softmax(dim=-1)
+        if self.method.scorer == "random":
+            scores = torch.rand_like(predicted[:, :, 0])
+        else:
+            scores = self.scores((predicted.index_select(2, scored) if whole else predicted).exp())
+        self.picked = Picked(self.choose(scores), predicted if whole else None)
+
+    def pick(self) -> "Picked | None":
         """What was chosen; None where the layer is to run on all tokens."""
-        chosen = self.chosen
-        if self.record is not None and chosen is not None:
-            self.record(chosen)
+        picked = self.picked
+        if self.record is not None and picked is not None:
+            self.record(picked.chosen)
         if not (self.training or torch.is_grad_enabled()):
             # Otherwise kept: a checkpointed layer asks again when it is run for the gradients.
-            self.chosen = None
-        return chosen
+            self.picked = None
+        return picked
 
 
 class AdaptedToSA(Adapted):
@@ -270,6 +297,23 @@ def _square(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return None if bias is None else bias[(None,) * (4 - bias.ndim)]
 
 
+def observe(attn: nn.Module, q: Tensor, k: Tensor, bias: Tensor | None, whole: bool = False) -> None:
+    """Shows an attention layer's queries and keys to the ToSA layer that it serves, and to a tap, if any."""
+    tap = getattr(attn, "tap", None)
+    if tap is not None:
+        tap(attn, q, k, bias)
+    served = getattr(attn, "serves", None)
+    if served is not None and served[1].enabled:
+        served[1].warn_unfitted()
+        served[0].observe(attn, q, k, bias, whole)
+
+
+def thinned(part: Any) -> Picked | None:
+    """What was chosen for a block or its attention; None where it runs on all tokens."""
+    tosa = getattr(part, "tosa", None) or getattr(getattr(part, "attn", None), "tosa", None)
+    return tosa[0].pick() if tosa is not None and tosa[1].enabled else None
+
+
 class ObservedAttention(nn.Module):
     """Mixed into the attention before a ToSA layer: as before, and shows its logits to the selector."""
 
@@ -279,14 +323,9 @@ class ObservedAttention(nn.Module):
         self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
         _refuse(is_causal)
-        layer, whole = self.serves
         q, k, v = project(self, x, rope)
         bias = _square(attn_mask, q.dtype)
-        if whole.enabled:
-            whole.warn_unfitted()
-            with torch.no_grad():
-                shared = None if bias is None else bias.expand(-1, -1, q.shape[2], -1)
-                layer.observe(row_logits(self, q, k, layer.rows(x.shape[1], x.device), shared))
+        observe(self, q, k, None if bias is None else bias.expand(-1, -1, q.shape[2], -1))
         return finish(self, x, attend(self, q, k, v, bias))
 
 
@@ -299,22 +338,20 @@ class SelectiveBlock(nn.Module):
         self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
         _refuse(is_causal)
-        layer, whole = self.tosa
         options: dict[str, Tensor] = {} if rope is None else {"rope": rope}
-        chosen = layer.pick() if whole.enabled else None
-        if chosen is None:
+        picked = thinned(self)
+        if picked is None:
             return super().forward(x, **options, attn_mask=attn_mask)  # type: ignore[misc]
+        chosen = picked.chosen
         part = take(x, chosen.index)
         if rope is not None:
-            options["rope"] = take_rope(rope, chosen.index, layer.prefix)
+            options["rope"] = take_rope(rope, chosen.index, self.tosa[0].prefix)
         bias, hidden = _square(attn_mask, x.dtype), chosen.bias(x.dtype)
         if bias is not None:
             bias = take_square(bias, chosen.index)
             hidden = bias if hidden is None else bias + hidden
         out = super().forward(part, **options, attn_mask=hidden)  # type: ignore[misc]
-        if chosen.valid is not None:
-            out = torch.where(chosen.valid.unsqueeze(2), out, part)
-        return put(x, chosen.index, out)
+        return put(x, chosen.index, chosen.merge(out, part))
 
 
 class SelectiveAttention(nn.Module):
@@ -326,11 +363,9 @@ class SelectiveAttention(nn.Module):
         self, x: Tensor, rope: Tensor | None = None, attn_mask: Tensor | None = None, is_causal: bool = False
     ) -> Tensor:
         _refuse(is_causal)
-        layer, whole = self.tosa
         q, k, v = project(self, x, rope)
-        bias = _square(attn_mask, q.dtype)
-        chosen = layer.pick() if whole.enabled else None
-        mixed = attend(self, q, k, v, bias) if chosen is None else attend_per_head(self, q, k, v, bias, chosen)
+        bias, picked = _square(attn_mask, q.dtype), thinned(self)
+        mixed = attend(self, q, k, v, bias) if picked is None else attend_per_head(self, q, k, v, bias, picked.chosen)
         return finish(self, x, mixed)
 
 

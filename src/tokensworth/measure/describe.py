@@ -1,0 +1,92 @@
+"""What a token method does to a model and what that saves, in exact MACs."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from tokensworth.measure.macs import count_macs, input_shape
+from tokensworth.tokens.capture import dense_pairs
+from tokensworth.tokens.choose import kept_count
+from tokensworth.tokens.method import adapted_vits, dense, method_of
+from tokensworth.tokens.tosa import AdaptedToSA
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """One thinned layer.
+
+    Attributes:
+        name: which layer.
+        kept: tokens that take part, prefix tokens included.
+        tokens: tokens there are.
+        selector_macs: what choosing them costs per image: scored logits and convolutions.
+    """
+
+    name: str
+    kept: int
+    tokens: int
+    selector_macs: int
+
+
+@dataclass(frozen=True)
+class Description:
+    """A model as it is adapted now.
+
+    Attributes:
+        method: options of the token method; None for a plain model.
+        layers: the layers it thins out.
+        macs: per image, selectors included. With an adaptive keep ratio, the most it can cost.
+        dense_macs: per image of the plain model.
+    """
+
+    method: dict[str, Any] | None
+    layers: tuple[LayerCost, ...]
+    macs: int
+    dense_macs: int
+
+    @property
+    def saved(self) -> float:
+        """Share of MACs saved."""
+        return 1 - self.macs / self.dense_macs
+
+
+def describe(model: nn.Module, size: int | None = None) -> Description:
+    """What is adapted and what an image costs.
+
+    Args:
+        model: a timm model or a cascade, adapted or not.
+        size: side of the image in pixels; the model's own where None.
+
+    Raises:
+        UnsupportedModelError: no vision transformer in it.
+    """
+    parameter = next(model.parameters())
+    image = torch.zeros(1, *input_shape(model, size), device=parameter.device, dtype=parameter.dtype)
+    training = model.training
+    model.eval()
+    try:
+        with dense(model):
+            plain = count_macs(lambda: model(image))
+        method = method_of(model)
+        if method is None:
+            return Description(None, (), plain, plain)
+        macs = count_macs(lambda: model(image))
+        layers = _tosa_layers(model, image)
+    finally:
+        model.train(training)
+    return Description(method.to_dict(), layers, macs, plain)
+
+
+def _tosa_layers(model: nn.Module, image: torch.Tensor) -> tuple[LayerCost, ...]:
+    if not any(isinstance(added, AdaptedToSA) for _, added in adapted_vits(model)):
+        return ()
+    out = []
+    for pair in dense_pairs(model, image):
+        tokens, layer = pair.current.k.shape[2], pair.layer
+        rows = layer.rows(tokens, image.device)
+        cost = count_macs(lambda p=pair, r=rows: p.layer.selector(p.current.logits(r)))
+        kept = layer.prefix + kept_count(tokens - layer.prefix, layer.keep)
+        out.append(LayerCost(pair.name, kept, tokens, cost))
+    return tuple(out)

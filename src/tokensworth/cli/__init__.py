@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from tokensworth.cli import deciding, reporting, running, training
+from tokensworth.cli import deciding, reporting, running, tokens, training
 from tokensworth.errors import TokensworthError
 
 app = typer.Typer(
@@ -15,7 +15,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     add_completion=False,
 )
-for group in (training, deciding, running, reporting):
+for group in (training, deciding, running, tokens, reporting):
     group.add_to(app)
 
 

@@ -30,6 +30,11 @@ def train(
     context_hidden: Annotated[int, typer.Option(help="Hidden width of a context embedding.")] = 128,
     context_width: Annotated[int, typer.Option(help="Channels of a context embedding.")] = 48,
     pretrained: Annotated[bool, typer.Option(help="Start from timm's pretrained weights.")] = False,
+    start: Annotated[
+        Path | None, typer.Option(help="Go on from this saved model; its shape and token method stay.")
+    ] = None,
+    teacher: Annotated[Path | None, typer.Option(help="Learn from this saved model too; see --teach.")] = None,
+    teach: Annotated[float, typer.Option(help="Weight of learning from --teacher.")] = 1.0,
     hold_out: Annotated[int, typer.Option(help="Images kept out of training, for calibration.")] = 0,
     limit: Annotated[int, typer.Option(help="Train on so many images only; 0 for all.")] = 0,
     epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 20,
@@ -55,7 +60,7 @@ def train(
     """Train a cascade, or the static reference of one grid; run it again to go on where it stopped."""
     from rich.table import Table
 
-    from tokensworth.cascade import CascadeConfig, Reuse
+    from tokensworth.cascade import Cascade, CascadeConfig, Reuse
     from tokensworth.cascade.backbone import timm_normalization
     from tokensworth.errors import TokensworthError
     from tokensworth.jobs.training import TrainJob, run_training
@@ -102,11 +107,13 @@ def train(
         cutmix=cutmix,
         exit_weights=weights,
         distill=distill,
+        teach=teach if teacher else 0.0,
         precision=precision,
         seed=seed,
     )
+    config = config.static(static) if static else config
     job = TrainJob(
-        config.static(static) if static else config,
+        Cascade.from_pretrained(start).config if start else config,
         data,
         out,
         recipe,
@@ -115,6 +122,8 @@ def train(
         workers,
         save_every,
         pretrained,
+        start,
+        teacher,
     )
     with progress("training", None, as_json) as update:
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokensworth.cascade import Cascade, CascadeConfig
+from tokensworth.cascade import Cascade, CascadeConfig, model_hash
 from tokensworth.data.batches import Batches, FileBatches, TensorBatches
 from tokensworth.data.sources import ImageSet, hold_out, open_images
 from tokensworth.data.tensors import load_tensors
-from tokensworth.errors import DataError
+from tokensworth.errors import DataError, TrainingError
 from tokensworth.files import write_json, write_text
 from tokensworth.jobs.answers import labelled_batches
 from tokensworth.measure.machine import machine
@@ -38,6 +38,8 @@ class TrainJob:
         workers: processes that decode larger images.
         save_every: steps between saved states.
         pretrained: start from timm's pretrained weights.
+        start: a saved model to go on from, its token method and selectors included; `config` is its own then.
+        teacher: a saved model to learn from, with weight `recipe.teach`.
     """
 
     config: CascadeConfig
@@ -49,6 +51,8 @@ class TrainJob:
     workers: int = 0
     save_every: int = 200
     pretrained: bool = False
+    start: Path | None = None
+    teacher: Path | None = None
 
 
 def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -93,11 +97,17 @@ def run_training(job: TrainJob, on_step: Callable[[Progress], None] | None = Non
     config, images, held = _prepare(job, open_images(job.data, "train"))
     size = config.image_size
     tensors = load_tensors(images, size) if size <= _IN_MEMORY_SIZE else None
-    if tensors:
+    if tensors and job.start is None:
         mean, std = channel_statistics(tensors.images)
         config = replace(config, mean=mean, std=std)
     torch.manual_seed(job.recipe.seed)
-    model = Cascade(config, job.pretrained)
+    model = Cascade(config, job.pretrained) if job.start is None else Cascade.from_pretrained(job.start)
+    teacher = None if job.teacher is None else Cascade.from_pretrained(job.teacher)
+    config = model.config
+    if teacher is not None and teacher.config.num_classes != config.num_classes:
+        raise TrainingError(
+            f"{job.teacher}: a teacher of {teacher.config.num_classes} classes for a model of {config.num_classes}"
+        )
 
     def batches(rank: int, world: int) -> Batches:
         recipe = job.recipe
@@ -125,8 +135,16 @@ def run_training(job: TrainJob, on_step: Callable[[Progress], None] | None = Non
 
     digest = images.digest()
     identity = {"config": config.to_dict(), "data": digest, "pretrained": job.pretrained}
+    identity |= {"start": model_hash(model) if job.start else None, "teacher": model_hash(teacher) if teacher else None}
     trainer = Trainer(
-        model, batches, job.recipe, job.out, evaluate=evaluate, save_every=job.save_every, identity=identity
+        model,
+        batches,
+        job.recipe,
+        job.out,
+        evaluate=evaluate,
+        save_every=job.save_every,
+        identity=identity,
+        teacher=teacher,
     )
     averaged = trainer.run(on_step)
     record = {

@@ -4,16 +4,24 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import tokensworth
 from tokensworth.errors import MissingExtraError
 from tokensworth.exits.goals import show_cost
 from tokensworth.exits.policy import Policy
 from tokensworth.files import write_text
+from tokensworth.jobs.answers import all_tensors
+from tokensworth.jobs.showing import shown_tokens
 from tokensworth.jobs.study import Study
 from tokensworth.measure.machine import machine
 from tokensworth.report.pictures import gallery
 from tokensworth.report.plots import class_figure, macs_figure, time_figure
 from tokensworth.report.tables import CAPTION, HEADER, static_rows, study_rows
+from tokensworth.report.tokens import PanelRow, panel_row
+
+# Test images whose chosen tokens are shown.
+_SHOWN = 4
 
 
 def _plot(figure: Any, name: str, first: bool = False) -> str:
@@ -52,6 +60,15 @@ def _slider(study: Study, policy: Policy) -> dict[str, Any]:
     return {"stops": stops, "start": study.frontier.policies.index(policy)}
 
 
+def _token_rows(study: Study) -> list[PanelRow]:
+    """Which tokens take part for a few test images; empty for a cascade without ToSA."""
+    if study.cascade.config.tokens is None:
+        return []
+    tensors, _ = all_tensors(study.images.select(np.arange(min(_SHOWN, len(study.images)))), study.cascade.config)
+    shown = (shown_tokens(study.cascade, x, study.images.name(i)) for i, x in enumerate(tensors))
+    return [panel_row(image) for image in shown]
+
+
 def write_report(study: Study, path: str | Path, title: str = "tokensworth report") -> None:
     """Writes the page atomically.
 
@@ -80,6 +97,7 @@ def write_report(study: Study, path: str | Path, title: str = "tokensworth repor
         gallery=gallery(study, policy),
         policy=policy,
         policy_cost=show_cost(policy.cost, policy.unit),
+        images=_token_rows(study),
         errors=study.calibration.calibration_errors(),
     )
     write_text(path, html)

@@ -106,12 +106,12 @@ def evaluation_table(points: Sequence[Point]) -> Table:
 
 def bench_tables(value: dict[str, Any]) -> list[Table]:
     """The tables of `bench_models`' result."""
-    parts = ("total", "plain", "feature", "relation", "wider")
+    parts = ("total", "plain", "feature", "relation", "wider", "saved")
     stages = [
         (str(i + 1), *(show_cost(stage[k], "MACs").removesuffix(" MACs") for k in parts))
         for i, stage in enumerate(value["stages"])
     ]
-    header = ("stage", "MACs", "plain backbone", "feature reuse", "relation reuse", "wider MLPs")
+    header = ("stage", "MACs", "plain backbone", "feature reuse", "relation reuse", "wider MLPs", "saved by tokens")
     sides = [
         (
             name,

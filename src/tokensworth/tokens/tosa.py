@@ -135,9 +135,12 @@ class ToSALayer(nn.Module):
 
     def rows(self, tokens: int, device: torch.device) -> Tensor:
         """Query rows that are scored, (R,)."""
+        return staggered_rows(tokens - self.prefix, self.width(tokens), self.prefix, self.method.rows, device)
+
+    def width(self, tokens: int) -> int:
+        """Width of the patch grid of N tokens, prefix tokens included."""
         patches = tokens - self.prefix
-        width = self.grid[1] if self.grid[0] * self.grid[1] == patches else math.isqrt(patches)
-        return staggered_rows(patches, width, self.prefix, self.method.rows, device)
+        return self.grid[1] if self.grid[0] * self.grid[1] == patches else math.isqrt(patches)
 
     def scores(self, maps: Tensor) -> Tensor:
         """How much attention each token receives, summed over all N queries: rows (B, H, R, N) -> (B, H, N).

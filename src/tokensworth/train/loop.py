@@ -36,7 +36,8 @@ class Recipe:
         label_smoothing, mixup, cutmix: regularization of the targets.
         exit_weights: weight of each exit's loss; empty for equal weights.
         distill: weight of distillation from the last exit.
-        temperature: of the distillation.
+        teach: weight of distillation from a teacher model, where one is given.
+        temperature: of either distillation.
         precision: `auto`, `fp32` or `bf16`.
         seed: of initialization, order, augmentation and drop-path.
     """
@@ -55,6 +56,7 @@ class Recipe:
     cutmix: float = 0.0
     exit_weights: tuple[float, ...] = ()
     distill: float = 0.0
+    teach: float = 0.0
     temperature: float = 1.0
     precision: str = "auto"
     seed: int = 0
@@ -107,6 +109,7 @@ class Trainer:
         save_every: steps between saved states, besides the end of each epoch.
         identity: what else must be the same for a saved state to be resumed, such as the model's
             configuration and the data's digest.
+        teacher: a model whose answer (its last exit's) each exit learns from too, with weight `recipe.teach`.
 
     Raises:
         MissingExtraError: Accelerate is not installed.
@@ -122,6 +125,7 @@ class Trainer:
         evaluate: Callable[[nn.Module], dict[str, Any]] | None = None,
         save_every: int = 200,
         identity: dict[str, Any] | None = None,
+        teacher: nn.Module | None = None,
     ) -> None:
         try:
             from accelerate import Accelerator, PartialState
@@ -154,7 +158,8 @@ class Trainer:
             warmup_lr_init=min(1e-6, recipe.lr),
             t_in_epochs=False,
         )
-        self.loss = CascadeLoss(recipe.exit_weights or None, recipe.label_smoothing, recipe.distill, recipe.temperature)
+        self.loss = CascadeLoss(recipe.exit_weights or None, recipe.label_smoothing, recipe.distill, recipe.teach, recipe.temperature)
+        self.teacher = None if teacher is None else teacher.to(device).eval()
         self.mixup = self._mixup()
         settings = {**asdict(recipe), **(identity or {}), "world": self.accelerator.num_processes}
         self.state = TrainState(settings)
@@ -220,7 +225,7 @@ class Trainer:
             images, target = self.mixup(images, target)
         self.scheduler.step_update(self.state.step)
         with self.accelerator.autocast():
-            loss = self.loss(self.wrapped(images), target)
+            loss = self.loss(self.wrapped(images), target, self._teaching(images))
         value = loss.item()
         self._check("loss", value)
         self.accelerator.backward(loss)
@@ -236,6 +241,10 @@ class Trainer:
         partial["loss"] = partial.get("loss", 0.0) + value
         partial["steps"] = partial.get("steps", 0.0) + 1
         return value
+
+    @torch.no_grad()
+    def _teaching(self, images: Tensor) -> Tensor | None:
+        return None if self.teacher is None else self.teacher(images)[-1]
 
     def _check(self, what: str, value: float) -> None:
         if math.isfinite(value):

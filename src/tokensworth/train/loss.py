@@ -16,7 +16,8 @@ class CascadeLoss(nn.Module):
         weights: one weight per exit; equal weights of 1 where None, as in the paper.
         label_smoothing: for hard labels; soft targets are taken as they are.
         distill: weight of the earlier exits' divergence from the last one, which is not moved by it.
-        temperature: softens both sides of the distillation.
+        teach: weight of every exit's divergence from a teacher's logits, where `forward` is given them.
+        temperature: softens both sides of either distillation.
 
     Example:
         >>> loss = CascadeLoss()([torch.zeros(4, 10), torch.zeros(4, 10)], torch.arange(4))
@@ -29,20 +30,22 @@ class CascadeLoss(nn.Module):
         weights: Sequence[float] | None = None,
         label_smoothing: float = 0.0,
         distill: float = 0.0,
+        teach: float = 0.0,
         temperature: float = 1.0,
     ) -> None:
         super().__init__()
         self.weights = None if weights is None else tuple(weights)
         self.label_smoothing = label_smoothing
-        self.distill = distill
+        self.distill, self.teach = distill, teach
         self.temperature = temperature
 
-    def forward(self, exits: Sequence[Tensor], target: Tensor) -> Tensor:
+    def forward(self, exits: Sequence[Tensor], target: Tensor, teacher: Tensor | None = None) -> Tensor:
         """The loss of a batch.
 
         Args:
             exits: logits of each exit, (B, C) each.
             target: labels (B,), or soft targets (B, C) as mixup and cutmix make them.
+            teacher: another model's logits (B, C), for `teach`.
 
         Raises:
             TrainingError: another number of weights than exits.
@@ -54,12 +57,14 @@ class CascadeLoss(nn.Module):
         losses = [F.cross_entropy(logits.float(), target, label_smoothing=smoothing) for logits in exits]
         total = torch.stack([w * loss for w, loss in zip(weights, losses, strict=True)]).sum()
         if self.distill and len(exits) > 1:
-            total = total + self.distill * self._divergence(exits)
+            total = total + self.distill * self._divergence(exits[:-1], exits[-1].detach())
+        if self.teach and teacher is not None:
+            total = total + self.teach * self._divergence(exits, teacher)
         return total
 
-    def _divergence(self, exits: Sequence[Tensor]) -> Tensor:
-        """Sum over the earlier exits of KL(last || exit), scaled by temperature squared."""
-        teacher = F.log_softmax(exits[-1].detach().float() / self.temperature, dim=1)
-        students = [F.log_softmax(logits.float() / self.temperature, dim=1) for logits in exits[:-1]]
-        each = [F.kl_div(s, teacher, reduction="batchmean", log_target=True) for s in students]
+    def _divergence(self, exits: Sequence[Tensor], teacher: Tensor) -> Tensor:
+        """Sum over exits of KL(teacher || exit), scaled by temperature squared."""
+        wanted = F.log_softmax(teacher.float() / self.temperature, dim=1)
+        students = [F.log_softmax(logits.float() / self.temperature, dim=1) for logits in exits]
+        each = [F.kl_div(s, wanted, reduction="batchmean", log_target=True) for s in students]
         return torch.stack(each).sum() * self.temperature**2

@@ -54,12 +54,12 @@ class SelectorFit:
         history: one entry per epoch: divergence by layer, on the images and on the held-out ones.
         report: overlap and divergence of each ToSA layer on the held-out images, or on the images themselves
             where none were held out.
-        held_out: whether the report is on held-out images.
+        on_held_out: whether the report is on held-out images.
     """
 
     history: list[dict[str, Any]]
     report: list[LayerReport]
-    held_out: bool
+    on_held_out: bool
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class _Fitter:
         with torch.enable_grad():
             parts = _divergences(pairs, rows)
             loss = torch.stack(list(parts.values())).sum()
-        value = float(loss) / len(parts)
+        value = float(loss.detach()) / len(parts)
         if not math.isfinite(value):
             self.save()
             raise TrainingError(f"the divergence is {value} at step {self.state.step}; lower the learning rate")

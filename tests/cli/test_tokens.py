@@ -111,5 +111,7 @@ def test_an_adapted_cascade_goes_through_every_command(place):
 def test_bad_options_are_named(place, words, message):
     out = place / "never"
     with pytest.raises(TokensworthError, match=message):
-        CliRunner().invoke(app, ["adapt", "--model", str(place / "vit"), "--out", str(out), *words], catch_exceptions=False)
+        CliRunner().invoke(
+            app, ["adapt", "--model", str(place / "vit"), "--out", str(out), *words], catch_exceptions=False
+        )
     assert not out.exists()

@@ -17,7 +17,12 @@ def adapted(scope="layer", keep=0.5, **reuse) -> Cascade:
     torch.manual_seed(0)
     options = Reuse(hidden=16, width=8, **reuse)
     config = CascadeConfig(
-        "vit", (4, 8), 4, image_size=32, stem="conv", reuse=options,
+        "vit",
+        (4, 8),
+        4,
+        image_size=32,
+        stem="conv",
+        reuse=options,
         backbone_args={"embed_dim": 32, "depth": 4, "num_heads": 2, "mlp_ratio": 2.0},
     )
     model = randomize(Cascade(config), 0.2)

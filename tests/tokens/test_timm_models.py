@@ -46,6 +46,18 @@ def test_is_captured_as_one_graph(name):
     _compiled(name, "aot_eager")
 
 
-@pytest.mark.parametrize("name", [n if i < 2 else pytest.param(n, marks=pytest.mark.slow) for i, n in enumerate(("deit_tiny_patch16_224", "vit_small_patch16_dinov3", *sorted(NAMES.keys() - {"deit_tiny_patch16_224", "vit_small_patch16_dinov3"})))])
+@pytest.mark.parametrize(
+    "name",
+    [
+        n if i < 2 else pytest.param(n, marks=pytest.mark.slow)
+        for i, n in enumerate(
+            (
+                "deit_tiny_patch16_224",
+                "vit_small_patch16_dinov3",
+                *sorted(NAMES.keys() - {"deit_tiny_patch16_224", "vit_small_patch16_dinov3"}),
+            )
+        )
+    ],
+)
 def test_compiles_with_the_inductor(name):
     _compiled(name, "inductor")

@@ -14,7 +14,7 @@ from small import randomize
 from tokensworth.errors import UnsupportedModelError
 from tokensworth.tokens import ToSA, adapt, dense, method_of, restore, set_keep
 from tokensworth.tokens.attention import attend, finish, project
-from tokensworth.tokens.selector import row_weights, staggered_rows
+from tokensworth.tokens.selector import Selector, received, staggered_rows
 from tokensworth.tokens.tosa import recording, tosa_of
 
 SCOPES = ("layer", "per_head")
@@ -70,7 +70,9 @@ def test_restore_is_bit_equal(kind, scope):
     assert method_of(model) is None
 
 
-@given(st.permutations(range(4)), st.sampled_from(SCOPES), st.sampled_from((0.2, 0.5, 0.9)), st.sampled_from((0.0, 0.6)))
+@given(
+    st.permutations(range(4)), st.sampled_from(SCOPES), st.sampled_from((0.2, 0.5, 0.9)), st.sampled_from((0.0, 0.6))
+)
 @torch.no_grad()
 def test_permuting_a_batch_permutes_the_results(order, scope, keep, mass):
     model = adapt(small_vit(), ToSA(layers=(2, 4), keep=keep, scope=scope, mass=mass))
@@ -87,9 +89,11 @@ def test_a_mask_of_the_same_tokens_gives_the_gathered_result(kind, mass):
         model = adapt(small_vit(kind), ToSA(layers=(3,), keep=0.5, scope=scope, mass=mass))
         block = model.blocks[2]
         inputs: list = []
-        handle = block.register_forward_pre_hook(lambda _, args, kw: inputs.append((args, kw)), with_kwargs=True)
+        handle = block.register_forward_pre_hook(
+            lambda _, args, kw, seen=inputs: seen.append((args, kw)), with_kwargs=True
+        )
         outputs: list = []
-        after = block.register_forward_hook(lambda _, args, out: outputs.append(out))
+        after = block.register_forward_hook(lambda _, args, out, seen=outputs: seen.append(out))
         with recording(model) as chosen:
             model(photos())
         handle.remove()
@@ -154,7 +158,7 @@ def test_prefix_tokens_always_take_part_and_counts_are_exact():
     with recording(model) as chosen:
         model(photos())
     for layer, keep in ((2, 0.3), (4, 0.6)):
-        index = chosen[0][layer].index
+        index = chosen[0][layer].places
         assert index[:, :prefix].tolist() == [list(range(prefix))] * 3
         assert index.shape[1] == prefix + round(keep * patches)
         assert all(len(set(row)) == len(row) for row in index.tolist())
@@ -252,7 +256,7 @@ def test_impossible_layers_are_refused(layers):
 
 
 def test_other_models_are_refused_by_name():
-    with pytest.raises(UnsupportedModelError, match="ResNet.*VisionTransformer"):
+    with pytest.raises(UnsupportedModelError, match=r"ResNet.*VisionTransformer"):
         adapt(timm.create_model("resnet10t"), ToSA())
     with pytest.raises(UnsupportedModelError, match="ParallelThingsBlock"):
         adapt(timm.create_model("vit_small_patch16_18x2_224", depth=4), ToSA(layers=(2,)))
@@ -261,20 +265,37 @@ def test_other_models_are_refused_by_name():
         adapt(model, ToSA(layers=(4,)))
 
 
-@given(st.integers(1, 20), st.integers(1, 20), st.integers(0, 5), st.integers(1, 16))
-def test_scored_rows_are_distinct_and_stand_for_all(height, width, prefix, every):
-    rows = staggered_rows(height * width, width, prefix, every, torch.device("cpu"))
+@given(st.integers(1, 20), st.integers(1, 20), st.integers(0, 5), st.integers(0, 40))
+def test_scored_rows_are_distinct_and_about_as_many_as_wanted(height, width, prefix, count):
+    rows = staggered_rows(height * width, width, prefix, count, torch.device("cpu"))
     assert len(set(rows.tolist())) == len(rows)
-    assert rows.min() >= 0
+    assert rows[:prefix].tolist() == list(range(prefix))
     assert rows.max() < prefix + height * width
-    weights = row_weights(height * width, prefix, len(rows), torch.device("cpu"))
-    assert weights.sum().item() == pytest.approx(prefix + height * width, rel=1e-5)
-    if every == 1:
+    if count == 0 or count >= height * width:
         assert rows.tolist() == list(range(prefix + height * width))
+    elif min(height, width) > 4:
+        assert count / 2 <= len(rows) - prefix <= 2 * count + 1
 
 
 @pytest.mark.parametrize("width", [14, 16, 32])
 def test_scored_rows_reach_every_column_and_row(width):
-    rows = staggered_rows(width * width, width, 0, 8, torch.device("cpu"))
+    rows = staggered_rows(width * width, width, 0, width * width // 8, torch.device("cpu"))
     assert set((rows % width).tolist()) == set(range(width))
     assert set((rows // width).tolist()) == set(range(width))
+
+
+def test_scored_rows_stand_for_all():
+    maps = torch.rand(2, 3, 20, 20, dtype=torch.double)
+    torch.testing.assert_close(received(maps, 18, 2), maps.sum(2))
+    rows = staggered_rows(18, 6, 2, 6, torch.device("cpu"))
+    alike = torch.rand(2, 3, 1, 20, dtype=torch.double).expand(-1, -1, 20, -1)
+    torch.testing.assert_close(received(alike[:, :, rows], 18, 2), alike.sum(2))
+
+
+@pytest.mark.parametrize("kernel", [1, 3, 5])
+def test_the_selector_is_two_convolutions(kernel):
+    selector = randomize(Selector(3, 12, kernel), 0.5)
+    logits = torch.randn(2, 3, 5, 17)
+    rows = logits.transpose(1, 2).flatten(0, 1)
+    expected = selector.conv2(selector.conv1(rows).relu()).log_softmax(-1).unflatten(0, (2, 5)).transpose(1, 2)
+    torch.testing.assert_close(selector(logits), expected, atol=1e-5, rtol=1e-5)

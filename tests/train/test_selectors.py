@@ -38,7 +38,7 @@ def test_fitting_lowers_the_divergence_and_touches_nothing_else():
 
 
 def test_the_overlap_of_the_truth_and_of_chance():
-    model = model_to_fit(rows=1)
+    model = model_to_fit(rows=0)
     unfitted = overlap_report(model, HELD, keep=0.5)
     for layer in unfitted:
         assert layer.sampled == layer.all_rows
@@ -56,15 +56,15 @@ def test_a_stopped_fit_goes_on_to_the_same_weights(tmp_path):
     whole = model_to_fit()
     fit_selectors(whole, BATCHES, held_out=HELD, recipe=recipe)
 
-    class Stopped(Exception):
+    class StopError(Exception):
         pass
 
     def stop(progress):
         if progress.step == 9:
-            raise Stopped
+            raise StopError
 
     broken = model_to_fit()
-    with pytest.raises(Stopped):
+    with pytest.raises(StopError):
         fit_selectors(broken, BATCHES, held_out=HELD, recipe=recipe, out=tmp_path, save_every=4, on_step=stop)
     again = model_to_fit()
     fit = fit_selectors(again, BATCHES, held_out=HELD, recipe=recipe, out=tmp_path, save_every=4)

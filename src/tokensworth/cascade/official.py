@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tokensworth.cascade.cascade import Cascade
 from tokensworth.cascade.config import CascadeConfig, Reuse
-from tokensworth.weights import Weights
 from tokensworth.errors import CheckpointError
+from tokensworth.weights import Weights
 
 _STAGES = ("less_less_token", "less_token", "normal_token")
 _GRIDS = (7, 10, 14)

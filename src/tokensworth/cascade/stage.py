@@ -14,7 +14,7 @@ from tokensworth.cascade.reuse import FeatureReuse, RelationReuse, Upstream
 from tokensworth.tokens.attention import attend, finish, project
 from tokensworth.tokens.choose import Chosen
 from tokensworth.tokens.gather import put, take, take_square
-from tokensworth.tokens.tosa import attend_per_head, observe, thinned
+from tokensworth.tokens.tosa_modules import attend_per_head, observe, thinned
 
 
 def _widen(block: Block, width: int, joint_norm: bool, zero: bool) -> None:
@@ -149,9 +149,9 @@ class Stage(nn.Module):
             return self._tokens(block, layer, x, bias, context, kept)
         if kept is not None:
             kept.append(picked.predicted)
-        if picked.chosen.index.ndim == 3:
+        if picked.chosen.places.ndim == 3:
             return self._tokens(block, layer, x, bias, context, None, picked.chosen)
-        index, hidden = picked.chosen.index, picked.chosen.bias(x.dtype)
+        index, hidden = picked.chosen.places, picked.chosen.bias(x.dtype)
         if bias is not None:
             bias = take_square(bias, index)
             hidden = bias if hidden is None else bias + hidden

@@ -15,6 +15,8 @@ from tokensworth.tokens.method import method_of
 from tokensworth.weights import Weights, read_weights, write_weights
 
 CONFIG_NAME, WEIGHTS_NAME = "config.json", "model.safetensors"
+
+
 def save_folder(
     folder: Path, config: CascadeConfig, state: dict[str, Tensor], dtype: torch.dtype | None = None
 ) -> None:

@@ -179,8 +179,8 @@ def show(
 
 def add_to(app: typer.Typer) -> None:
     """Registers the commands of this file."""
-    app.command(
-        epilog="Example: tokensworth adapt --model deit_tiny_patch16_224 --set layers=2,4,6,8,10 --set keep=0.8 --out tosa"
-    )(adapt)
+    app.command(epilog="Example: tokensworth adapt --model deit_tiny_patch16_224 --set layers=2,4,6,8,10 --out tosa")(
+        adapt
+    )
     app.command(epilog="Example: tokensworth fit --model tosa --data images/ --held-out 200 --out tosa-fitted")(fit)
     app.command(epilog="Example: tokensworth show photo.jpg --model tosa-fitted --out tokens.html")(show)

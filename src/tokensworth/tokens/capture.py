@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from tokensworth.tokens.attention import row_logits
 from tokensworth.tokens.method import adapted_vits, dense
-from tokensworth.tokens.tosa import AdaptedToSA, ObservedAttention, ToSALayer
+from tokensworth.tokens.tosa import AdaptedToSA
+from tokensworth.tokens.tosa_layer import ToSALayer
+from tokensworth.tokens.tosa_modules import ObservedAttention
 from tokensworth.tokens.vit import Swaps
 
 

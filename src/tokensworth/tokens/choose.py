@@ -10,18 +10,18 @@ class Chosen(NamedTuple):
     """The tokens that take part in a layer, the prefix tokens first.
 
     Attributes:
-        index: positions (B, K), or (B, H, K) where each head has its own.
+        places: positions (B, K), or (B, H, K) where each head has its own.
         valid: same shape; False marks padding in a batch whose images keep different numbers. None: all count.
     """
 
-    index: Tensor
+    places: Tensor
     valid: Tensor | None = None
 
     def mask(self, tokens: int) -> Tensor:
         """True where a token takes part: (B, N), or (B, H, N)."""
-        valid = torch.ones_like(self.index, dtype=torch.bool) if self.valid is None else self.valid
-        shape = (*self.index.shape[:-1], tokens)
-        return torch.zeros(shape, dtype=torch.bool, device=self.index.device).scatter(-1, self.index, valid)
+        valid = torch.ones_like(self.places, dtype=torch.bool) if self.valid is None else self.valid
+        shape = (*self.places.shape[:-1], tokens)
+        return torch.zeros(shape, dtype=torch.bool, device=self.places.device).scatter(-1, self.places, valid)
 
     def merge(self, out: Tensor, before: Tensor) -> Tensor:
         """The chosen tokens after a layer (B, K, D), padding as it was before."""

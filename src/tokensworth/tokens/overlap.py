@@ -44,6 +44,8 @@ class LayerReport:
         all_rows: overlap of the selector's choice from all rows.
         current: of the choice by the current layer's own column sums.
         random: of a random choice.
+        agreement: of the sampled choice with the selector's own from all rows. Near-ties make it low without
+            harm; judge the sample by `sampled` beside `all_rows`.
     """
 
     name: str
@@ -53,6 +55,7 @@ class LayerReport:
     all_rows: Overlap
     current: Overlap
     random: Overlap
+    agreement: Overlap
 
 
 def _share(scores: Tensor, truth: Tensor, prefix: int, keep: float) -> Tensor:
@@ -86,15 +89,17 @@ class _Sums:
         self.kl_current += images * _divergence(truth, current)
         rows = layer.rows(tokens, every.device)
         choices = {
-            "sampled": layer.scores(predicted.index_select(2, rows).exp()),
+            "sampled": layer.received(predicted.index_select(2, rows).exp()),
             "all_rows": predicted.exp().sum(2),
             "current": current.exp().sum(2),
             "random": torch.rand(truth.shape[0], truth.shape[1], tokens, generator=generator).to(every.device),
         }
         true = truth.exp().sum(2)
-        for name, scores in choices.items():
-            heads = _share(scores, true, layer.prefix, keep).sum(0).cpu()
-            together = float(_share(scores.mean(1), true.mean(1), layer.prefix, keep).sum())
+        compared = {name: (scores, true) for name, scores in choices.items()}
+        compared["agreement"] = (choices["sampled"], choices["all_rows"])
+        for name, (scores, wanted) in compared.items():
+            heads = _share(scores, wanted, layer.prefix, keep).sum(0).cpu()
+            together = float(_share(scores.mean(1), wanted.mean(1), layer.prefix, keep).sum())
             before = self.shares.get(name)
             self.shares[name] = (heads, together) if before is None else (before[0] + heads, before[1] + together)
 

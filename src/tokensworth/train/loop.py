@@ -158,7 +158,9 @@ class Trainer:
             warmup_lr_init=min(1e-6, recipe.lr),
             t_in_epochs=False,
         )
-        self.loss = CascadeLoss(recipe.exit_weights or None, recipe.label_smoothing, recipe.distill, recipe.teach, recipe.temperature)
+        self.loss = CascadeLoss(
+            recipe.exit_weights or None, recipe.label_smoothing, recipe.distill, recipe.teach, recipe.temperature
+        )
         self.teacher = None if teacher is None else teacher.to(device).eval()
         self.mixup = self._mixup()
         settings = {**asdict(recipe), **(identity or {}), "world": self.accelerator.num_processes}

@@ -1,0 +1,162 @@
+"""ToSA on a real pretrained ViT: selectors fitted to photos, and what thinning does to its saliency maps.
+
+Fits selectors for layers 2, 4, 6, 8, 10 of a DINOv2-small fine-tuned for saliency, on 800 photos without labels;
+everything is reported on 200 others: overlap of the chosen tokens with those of the true next-layer maps, saliency
+maps of the thinned model against the dense one's, and which tokens are kept.
+
+    python benchmarks/tosa_saliency.py --weights dinov2_small_saliency.safetensors --data one_per_class.parquet
+
+`--weights` comes from `scripts/convert_saliency.py`; `--data` is any Parquet file or folder of photos.
+"""
+
+import argparse
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from common import finish
+from saliency import SaliencyModel
+from tokensworth.cli.options import progress
+from tokensworth.cli.tokens import overlap_table
+from tokensworth.data.sources import hold_out, open_images
+from tokensworth.jobs.models import ImageBatches
+from tokensworth.report.tables import rich_table
+from tokensworth.tokens import ToSA, adapt, dense, restore
+from tokensworth.tokens.method import token_keys
+from tokensworth.tokens.statistics import token_statistics
+from tokensworth.tokens.tosa import recording
+from tokensworth.train.selectors import SelectorRecipe, fit_selectors
+
+SEED, FITTED, HELD_OUT = 0, 800, 200
+KEEPS = (0.8, 0.6, 0.5)
+# The choice of the fitted selector, beside one by the current layer's own column sums over all rows, and a random one.
+SIDES = {"selector": {}, "current layer's sums": {"scorer": "current", "rows": 0}, "random": {"scorer": "random"}}
+
+
+def difference(maps: Tensor, wanted: Tensor) -> tuple[float, float]:
+    """Mean absolute error, and the mean over images of the correlation, of saliency maps (N, S, S)."""
+    error = float((maps - wanted).abs().mean())
+    pairs = zip(maps.flatten(1), wanted.flatten(1), strict=True)
+    return error, float(torch.stack([torch.corrcoef(torch.stack(p))[0, 1] for p in pairs]).nanmean())
+
+
+@torch.inference_mode()
+def saliency(model: SaliencyModel, batches: ImageBatches) -> Tensor:
+    return torch.cat([model(x) for x, _ in batches])
+
+
+@torch.inference_mode()
+def kept_patches(model: SaliencyModel, batches: ImageBatches) -> dict[int, Tensor]:
+    """By layer, True (N, n) where a patch took part."""
+    parts: dict[int, list[Tensor]] = {}
+    with recording(model) as seen:
+        for x, _ in batches:
+            model(x)
+            for layer, chosen in seen[0].items():
+                parts.setdefault(layer, []).append(chosen.mask(257)[:, 1:])
+    return {layer: torch.cat(masks) for layer, masks in parts.items()}
+
+
+def compare(model: SaliencyModel, learned: dict[str, Tensor], held: ImageBatches, method: ToSA) -> list[dict[str, Any]]:
+    """Saliency maps of every side at every keep ratio against the dense model's."""
+    with dense(model):
+        wanted = saliency(model, held)
+    out = []
+    for keep in KEEPS:
+        for side, options in SIDES.items():
+            restore(model)
+            torch.manual_seed(SEED)
+            adapt(model, replace(method, keep=keep, **options))
+            model.load_state_dict(learned, strict=False)
+            error, correlation = difference(saliency(model, held), wanted)
+            out.append({"keep": keep, "side": side, "mae": error, "correlation": correlation})
+    restore(model)
+    adapt(model, method)
+    model.load_state_dict(learned, strict=False)
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--weights", type=Path, required=True)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--epochs", type=int, default=SelectorRecipe().epochs)
+    parser.add_argument("--scope", choices=("layer", "per_head"), default="layer")
+    parser.add_argument("--kernel", type=int, default=ToSA().kernel)
+    parser.add_argument("--width", type=int, default=ToSA().width)
+    parser.add_argument("--out", type=Path, help="folder of the fitting's state, to go on after a stop")
+    options = parser.parse_args()
+    from timm.data.transforms_factory import create_transform
+
+    images = open_images(options.data, "train")
+    left, held_at = hold_out(len(images), min(HELD_OUT, len(images) // 5), SEED)
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    transform: Any = create_transform(224, is_training=False, crop_pct=1.0, mean=mean, std=std)
+    batches = ImageBatches(images.select(left[:FITTED]), transform, 16, keep=True)
+    held = ImageBatches(images.select(held_at), transform, 20, keep=True)
+    model = SaliencyModel.load(options.weights)
+    method = ToSA(layers=(2, 4, 6, 8, 10), keep=0.5, scope=options.scope, kernel=options.kernel, width=options.width)
+    adapt(model, method)
+    recipe = SelectorRecipe(epochs=options.epochs, seed=SEED)
+    start = time.perf_counter()
+    with progress("fitting", None, False) as update:
+        fit = fit_selectors(
+            model,
+            batches,
+            held_out=held,
+            recipe=recipe,
+            out=options.out,
+            on_step=lambda p: update(p.step, p.total, f"divergence {p.kl:.4f}"),
+        )
+    seconds = time.perf_counter() - start
+    console = Console(width=140)
+    console.print(overlap_table(fit.report, 0.5))
+    learned = {k: v.clone() for k, v in model.state_dict().items() if k in token_keys(model)}
+    maps = compare(model, learned, held, method)
+    with dense(model):
+        salient = saliency(model, held)
+    patches = torch.nn.functional.avg_pool2d(salient.unsqueeze(1), 14)[:, 0].flatten(1) > 0.5
+    kept = token_statistics(kept_patches(model, held), patches) if options.scope == "layer" else None
+    if kept:
+        rows = [(str(n), f"{100 * kept.salient[n]:.1f}", f"{100 * kept.background[n]:.1f}") for n in kept.salient]
+        title = f"kept at 50 %: {100 * float(patches.float().mean()):.1f} % of the patches are salient"
+        console.print(rich_table(title, ("layer", "of the salient %", "of the background %"), rows))
+        pairs = [(f"{a} and {b}", f"{value:.3f}") for (a, b), value in kept.jaccard.items()]
+        console.print(rich_table("kept background", ("layers", "Jaccard index"), pairs))
+    rows = [(f"{m['keep']}", m["side"], f"{m['mae']:.4f}", f"{m['correlation']:.4f}") for m in maps]
+    value = {
+        "seed": SEED,
+        "images": len(batches.images),
+        "held_out": len(held.images),
+        "data_sha256": images.digest(),
+        "fit_seconds": seconds,
+        "recipe": asdict(recipe),
+        "method": method.to_dict(),
+        "history": fit.history,
+        "report": [asdict(r) for r in fit.report],
+        "maps": maps,
+        "statistics": {
+            "salient": kept.salient,
+            "background": kept.background,
+            "jaccard": {f"{a}-{b}": v for (a, b), v in kept.jaccard.items()},
+        }
+        if kept
+        else None,
+    }
+    title = f"saliency maps against the dense model's; selectors fitted in {seconds / 60:.1f} minutes"
+    finish(
+        f"tosa_saliency_{options.scope}",
+        title,
+        ("keep", "chosen by", "mean absolute error", "correlation"),
+        rows,
+        value,
+    )
+
+
+if __name__ == "__main__":
+    main()

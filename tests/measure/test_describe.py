@@ -8,7 +8,7 @@ from small import small_cascade
 from tokensworth.errors import DataError, UnsupportedModelError
 from tokensworth.measure.describe import describe
 from tokensworth.measure.keeps import keep_frontier
-from tokensworth.tokens import ToSA, adapt, method_of
+from tokensworth.tokens import ToSA, adapt, method_of, restore
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*not fitted.*")
 
@@ -29,6 +29,14 @@ def test_deit_tiny_by_arithmetic():
     assert [x.selector_macs for x in found.layers] == [selector] * 5
     assert [(x.kept, x.tokens) for x in found.layers] == [(158, 197)] * 5
     assert found.dense_macs - found.macs == 5 * (layer(197) - layer(158) - selector)
+
+
+def test_an_adaptive_keep_ratio_counts_the_most_it_can_cost():
+    model = timm.create_model("test_vit2", depth=4).eval()
+    bound = describe(adapt(model, ToSA(layers=(2, 4), keep=0.6))).macs
+    restore(model)
+    assert describe(adapt(model, ToSA(layers=(2, 4), keep=0.6, mass=0.1))).macs == bound
+    assert method_of(model).mass == 0.1
 
 
 def test_a_cascade_is_described_as_a_whole():

@@ -131,6 +131,14 @@ def test_plain_attention_equals_fused(kind):
 
 
 @torch.no_grad()
+def test_a_few_images_at_a_time_are_scored_as_all_at_once(monkeypatch):
+    model, x = adapt(small_vit(), ToSA(layers=(2, 4), keep=0.5)), photos(5)
+    whole = model(x)
+    monkeypatch.setattr("tokensworth.tokens.tosa_layer._CHUNK_BYTES", 1)
+    torch.testing.assert_close(model(x), whole, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
 def test_the_unfitted_selector_predicts_the_current_map():
     x = photos()
     first = adapt(small_vit(), ToSA(layers=(2, 4), keep=0.5))(x)
@@ -205,11 +213,13 @@ def test_gradients_flow_with_and_without_checkpointing(scope, checkpointing):
 
 def test_autocast_and_deepcopy():
     model = adapt(small_vit(), ToSA(layers=(2, 4), keep=0.5))
+    adaptive = adapt(small_vit(), ToSA(layers=(2, 4), mass=0.5))
     copied = copy.deepcopy(model)
     set_keep(copied, 1.0)
     assert method_of(model).keep == 0.5
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert model(photos()).isfinite().all()
+        assert adaptive(photos()).isfinite().all()
     with torch.no_grad():
         torch.testing.assert_close(copied(photos()), restore(model)(photos()), atol=1e-5, rtol=1e-5)
 

@@ -10,7 +10,7 @@ from tokensworth.measure.macs import count_macs, input_shape
 from tokensworth.tokens.capture import dense_pairs
 from tokensworth.tokens.choose import kept_count
 from tokensworth.tokens.method import adapted_vits, dense, method_of
-from tokensworth.tokens.tosa import AdaptedToSA
+from tokensworth.tokens.tosa import AdaptedToSA, at_most
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,8 @@ def describe(model: nn.Module, size: int | None = None) -> Description:
         method = method_of(model)
         if method is None:
             return Description(None, (), plain, plain)
-        macs = count_macs(lambda: model(image))
+        with at_most(model):
+            macs = count_macs(lambda: model(image))
         layers = _tosa_layers(model, image)
     finally:
         model.train(training)

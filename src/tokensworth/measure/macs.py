@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from tokensworth.cascade import Cascade, CascadeConfig, Upstream
 from tokensworth.cascade.stage import Stage
 from tokensworth.tokens.method import dense
+from tokensworth.tokens.tosa import at_most
 from tokensworth.tokens.vit import find_vits
 
 
@@ -92,7 +93,7 @@ def _plain(config: CascadeConfig, grid: int) -> int:
 
 
 def stage_macs(cascade: Cascade) -> list[StageMacs]:
-    """MACs per image of each stage, and of its reuse parts.
+    """MACs per image of each stage, and of its reuse parts; with an adaptive keep ratio, the most it can cost.
 
     Leaving at exit k costs the sum of the stages up to k.
     """
@@ -105,7 +106,8 @@ def stage_macs(cascade: Cascade) -> list[StageMacs]:
     out: list[StageMacs] = []
     state: Upstream | None = None
     for index, grid in enumerate(config.grids):
-        total = count_macs(partial(cascade.run_stage, index, image, state))
+        with at_most(cascade):
+            total = count_macs(partial(cascade.run_stage, index, image, state))
         feature = relation = 0
         if state is not None:
             stage = cast(Stage, cascade.stages[index])

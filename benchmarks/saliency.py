@@ -4,6 +4,7 @@ Weights: `scripts/convert_saliency.py`.
 """
 
 from pathlib import Path
+from typing import Any
 
 import timm
 import torch
@@ -37,7 +38,7 @@ class SaliencyModel(nn.Module):
 
     def __init__(self, size: int = 224) -> None:
         super().__init__()
-        self.backbone = timm.create_model(BACKBONE, num_classes=0, img_size=size)
+        self.backbone: Any = timm.create_model(BACKBONE, num_classes=0, img_size=size)
         self.decoder = SaliencyHead()
 
     @classmethod

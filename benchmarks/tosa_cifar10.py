@@ -8,6 +8,7 @@ import argparse
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -72,13 +73,12 @@ def keep_rows(name: str, scope: str, points: list[KeepPoint]) -> list[tuple[str,
 
 def layer_reports(path: Path) -> list[LayerReport]:
     """The fitting's report, as it was written."""
-    out = []
-    for entry in json.loads(path.read_text())["report"]:
-        overlaps = {
-            k: Overlap(tuple(v["per_head"]), v["layer"]) if isinstance(v, dict) else v for k, v in entry.items()
-        }
-        out.append(LayerReport(**overlaps))
-    return out
+
+    def entry(values: dict[str, Any]) -> LayerReport:
+        overlaps = {k: Overlap(tuple(v["per_head"]), v["layer"]) for k, v in values.items() if isinstance(v, dict)}
+        return LayerReport(**{**values, **overlaps})
+
+    return [entry(values) for values in json.loads(path.read_text())["report"]]
 
 
 def main() -> None:

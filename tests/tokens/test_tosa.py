@@ -14,7 +14,7 @@ from small import randomize
 from tokensworth.errors import UnsupportedModelError
 from tokensworth.tokens import ToSA, adapt, dense, method_of, restore, set_keep
 from tokensworth.tokens.attention import attend, finish, project
-from tokensworth.tokens.selector import Selector, received, staggered_rows
+from tokensworth.tokens.selector import Selector, received, row_weights, staggered_rows
 from tokensworth.tokens.tosa import recording, tosa_of
 
 SCOPES = ("layer", "per_head")
@@ -184,7 +184,7 @@ def test_mass_keeps_as_few_tokens_as_it_takes():
     layer.choose = lambda scores: seen.setdefault("chosen", choose(seen.setdefault("scores", scores)))
     model(x)
     del layer.choose
-    scores = seen["scores"].mean(1)[:, 1:]
+    scores = seen["scores"].mean(0)[:, 1:]
     for image, row in enumerate(scores):
         best = row.sort(descending=True).values.cumsum(0) / row.sum()
         wanted = int((best < 0.4 - 1e-6).sum()) + 1
@@ -296,10 +296,11 @@ def test_scored_rows_reach_every_column_and_row(width):
 
 def test_scored_rows_stand_for_all():
     maps = torch.rand(2, 3, 20, 20, dtype=torch.double)
-    torch.testing.assert_close(received(maps, 18, 2), maps.sum(2))
-    rows = staggered_rows(18, 6, 2, 6, torch.device("cpu"))
+    cpu = torch.device("cpu")
+    torch.testing.assert_close(received(maps, row_weights(18, 2, 20, cpu)), maps.sum(2))
+    rows = staggered_rows(18, 6, 2, 6, cpu)
     alike = torch.rand(2, 3, 1, 20, dtype=torch.double).expand(-1, -1, 20, -1)
-    torch.testing.assert_close(received(alike[:, :, rows], 18, 2), alike.sum(2))
+    torch.testing.assert_close(received(alike[:, :, rows], row_weights(18, 2, len(rows), cpu)), alike.sum(2))
 
 
 @pytest.mark.parametrize("kernel", [1, 3, 5])

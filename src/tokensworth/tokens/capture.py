@@ -32,7 +32,7 @@ class Attended(NamedTuple):
 
     def logits(self, rows: Tensor) -> Tensor:
         """Pre-softmax logits of query rows (R,): (B, H, R, N)."""
-        return row_logits(self.attn, self.q, self.k, rows, self.bias)
+        return row_logits(self.attn, self.q, self.k, rows, self.bias).transpose(0, 1)
 
 
 class Pair(NamedTuple):

@@ -49,9 +49,12 @@ def kept_count(patches: int, keep: float) -> int:
 
 def highest(scores: Tensor, prefix: int, keep: float) -> Chosen:
     """The `keep` share of the patches with the highest scores (..., N), and all prefix tokens."""
-    patches = scores[..., prefix:]
-    count = kept_count(patches.shape[-1], keep)
-    return Chosen(_with_prefix(patches.topk(count, dim=-1, sorted=False).indices, prefix))
+    count = prefix + kept_count(scores.shape[-1] - prefix, keep)
+    if prefix:
+        # Above all patches, the first highest: one `topk` then yields the prefix tokens in order, then the patches.
+        top = torch.finfo(scores.dtype).max / torch.arange(1, prefix + 1, device=scores.device)
+        scores = torch.cat([top.to(scores.dtype).expand(*scores.shape[:-1], -1), scores[..., prefix:]], dim=-1)
+    return Chosen(scores.topk(count, dim=-1).indices)
 
 
 def fewest(scores: Tensor, prefix: int, mass: float, keep: float) -> Chosen:

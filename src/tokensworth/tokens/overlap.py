@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from tokensworth.errors import DataError
 from tokensworth.tokens.capture import Pair, dense_pairs
 from tokensworth.tokens.choose import highest
+from tokensworth.tokens.selector import received
 
 # Whole maps of so many images are held at once.
 _IMAGES = 8
@@ -87,9 +88,9 @@ class _Sums:
         self.count += images
         self.kl += images * _divergence(truth, predicted)
         self.kl_current += images * _divergence(truth, current)
-        rows = layer.rows(tokens, every.device)
+        rows, weights = layer.rows(tokens, every.device)
         choices = {
-            "sampled": layer.received(predicted.index_select(2, rows).exp()),
+            "sampled": received(predicted.index_select(2, rows).exp(), weights),
             "all_rows": predicted.exp().sum(2),
             "current": current.exp().sum(2),
             "random": torch.rand(truth.shape[0], truth.shape[1], tokens, generator=generator).to(every.device),

@@ -42,7 +42,7 @@ class ToSA(Method):
         scope: `layer` or `per_head`, see above.
         rows: how many query rows are scored, spread over the grid; 0 for all, as published, which costs more
             than it saves. Prefix tokens are always scored.
-        kernel: size of the selector's convolutions along the keys, odd.
+        kernel: size of the selector's first convolution along the keys, odd.
         width: the selector's hidden channels per head, at least 2.
         mass: keep as few tokens as hold this share of the predicted attention, at most `keep`; 0 for off.
         scorer: what scores the tokens: the fitted `selector`; the `current` layer's own map; or `random`.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tokensworth.tokens.attention import row_logits
 from tokensworth.tokens.choose import Chosen, fewest, highest
-from tokensworth.tokens.selector import Selector, received, staggered_rows
+from tokensworth.tokens.selector import Selector, received, row_weights, staggered_rows
 
 if TYPE_CHECKING:
     from tokensworth.tokens.tosa import ToSA
@@ -54,25 +54,29 @@ class ToSALayer(nn.Module):
         self.method, self.keep, self.prefix, self.grid = method, keep, prefix, grid
         self.selector = Selector(heads, method.width * heads, method.kernel)
         self.picked: Picked | None = None
+        self._rows: dict[tuple[int, int, torch.device], tuple[Tensor, Tensor]] = {}
         self.record: Callable[[Chosen], None] | None = None
 
-    def rows(self, tokens: int, device: torch.device) -> Tensor:
-        """Query rows that are scored, (R,)."""
-        return staggered_rows(tokens - self.prefix, self.width(tokens), self.prefix, self.method.rows, device)
+    def rows(self, tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Query rows that are scored, (R,), and how many queries each stands for, (1, R)."""
+        count, patches = self.method.rows, tokens - self.prefix
+        key = (tokens, count, device)
+        known = None if torch.compiler.is_compiling() else self._rows.get(key)
+        if known is None:
+            rows = staggered_rows(patches, self.width(tokens), self.prefix, count, device)
+            known = rows, row_weights(patches, self.prefix, len(rows), device)
+            if not torch.compiler.is_compiling():
+                self._rows[key] = known
+        return known
 
     def width(self, tokens: int) -> int:
         """Width of the patch grid of N tokens, prefix tokens included."""
         patches = tokens - self.prefix
         return self.grid[1] if self.grid[0] * self.grid[1] == patches else math.isqrt(patches)
 
-    def received(self, maps: Tensor) -> Tensor:
-        """How much attention each token receives from all queries: scored rows (B, H, R, N) -> (B, H, N)."""
-        return received(maps, maps.shape[3] - self.prefix, self.prefix)
-
     def choose(self, scores: Tensor) -> Chosen:
-        """The tokens that take part, by scores (B, H, N)."""
-        if self.method.scope == "layer":
-            scores = scores.mean(dim=1)
+        """The tokens that take part, by scores (H, B, N)."""
+        scores = scores.mean(dim=0) if self.method.scope == "layer" else scores.transpose(0, 1)
         if self.method.mass:
             return fewest(scores, self.prefix, self.method.mass, self.keep)
         return highest(scores, self.prefix, self.keep)
@@ -88,27 +92,30 @@ class ToSALayer(nn.Module):
             whole: predict all rows, to be handed on as relations; the choice stays that of the scored rows.
         """
         tokens, device = k.shape[2], k.device
-        scored = self.rows(tokens, device)
+        scored, weights = self.rows(tokens, device)
         predicted = None
         if whole:
-            predicted = self.predict(row_logits(attn, q, k, torch.arange(tokens, device=device), bias)).log_softmax(-1)
+            everything = torch.arange(tokens, device=device)
+            predicted = self.predict(attn, q, k, everything, bias).log_softmax(dim=-1)
         if self.method.scorer == "random":
-            scores = torch.rand(k.shape[:3], device=device)
+            scores = torch.rand((k.shape[1], len(k), tokens), device=device)
         elif predicted is not None:
-            scores = self.received(predicted.index_select(2, scored).exp())
+            scores = received(predicted.index_select(2, scored).exp(), weights)
         else:
-            step = self._step(scored, tokens)
+            step = self._step(scored, tokens) or len(k)
             pieces = []
-            for start in range(0, len(k), step or len(k)):
-                part = slice(start, start + step if step else None)
-                logits = row_logits(attn, q[part], k[part], scored, None if bias is None else bias[part])
-                pieces.append(self.received(self.predict(logits).softmax(dim=-1)))
-            scores = torch.cat(pieces)
-        self.picked = Picked(self.choose(scores), predicted)
+            for start in range(0, len(k), step):
+                part = slice(start, start + step)
+                maps = self.predict(attn, q[part], k[part], scored, None if bias is None else bias[part])
+                pieces.append(received(maps.softmax(dim=-1), weights))
+            scores = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
+        self.picked = Picked(self.choose(scores), None if predicted is None else predicted.transpose(0, 1))
 
-    def predict(self, logits: Tensor) -> Tensor:
-        """The next layer's map before softmax, (B, H, R, N)."""
-        return self.selector.maps(logits) if self.method.scorer == "selector" else logits
+    def predict(self, attn: Any, q: Tensor, k: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
+        """Rows (R,) of the next layer's map before softmax, heads first: (H, B, R, N); arguments as in `observe`."""
+        if self.method.scorer == "selector":
+            return self.selector.maps(row_logits(attn, q, k, rows, bias, self.selector.margin))
+        return row_logits(attn, q, k, rows, bias)
 
     def _step(self, scored: Tensor, tokens: int) -> int:
         """Images at a time whose hidden maps fit a cache; 0 for all at once."""

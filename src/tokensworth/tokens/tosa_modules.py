@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from tokensworth.errors import UnsupportedModelError
 from tokensworth.tokens.attention import attend, finish, project
 from tokensworth.tokens.choose import Chosen
-from tokensworth.tokens.gather import put, take, take_rope, take_square
+from tokensworth.tokens.gather import flat_rows, put, take, take_rope, take_square
 from tokensworth.tokens.tosa_layer import Picked, ToSALayer
 
 
@@ -85,7 +85,8 @@ class SelectiveBlock(nn.Module):
         if picked is None:
             return super().forward(x, **options, attn_mask=attn_mask)  # type: ignore[misc]
         chosen = picked.chosen
-        part = take(x, chosen.places)
+        rows = flat_rows(chosen.places, x.shape[1])
+        part = take(x, chosen.places, rows)
         if rope is not None:
             options["rope"] = take_rope(rope, chosen.places, self.tosa[0].prefix)
         bias, hidden = _square(attn_mask, x.dtype), chosen.bias(x.dtype)
@@ -93,7 +94,7 @@ class SelectiveBlock(nn.Module):
             bias = take_square(bias, chosen.places)
             hidden = bias if hidden is None else bias + hidden
         out = super().forward(part, **options, attn_mask=hidden)  # type: ignore[misc]
-        return put(x, chosen.places, chosen.merge(out, part))
+        return put(x, chosen.places, chosen.merge(out, part), rows)
 
 
 class SelectiveAttention(nn.Module):
@@ -125,7 +126,8 @@ def attend_per_head(attn: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | N
     if bias is not None:
         bias = take_square(bias, index)
         hidden = bias if hidden is None else bias + hidden
-    part = attend(attn, take(q, index), take(k, index), take(v, index), hidden)
+    rows = flat_rows(index, q.shape[2])
+    part = attend(attn, take(q, index, rows), take(k, index, rows), take(v, index, rows), hidden)
     if chosen.valid is not None:
         part = part * chosen.valid.unsqueeze(3)
-    return put(torch.zeros_like(v), index, part)
+    return put(torch.zeros_like(v), index, part, rows)

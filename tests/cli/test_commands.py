@@ -7,11 +7,11 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
 import tokensworth as tw
+from commands import run_command
 from small import small_cascade
-from tokensworth.cli import app, main
+from tokensworth.cli import main
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +28,6 @@ def place(tmp_path_factory):
             array = random.integers(0, 256, (36, 40, 3), dtype=np.uint8)
             Image.fromarray(array).save(root / "set" / f"class{label}" / f"{i}.png")
     return root
-
-
-def _run(*words) -> dict:
-    result = CliRunner().invoke(app, [str(w) for w in words], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout) if "--json" in words else {"text": result.stdout}
 
 
 def _fail(capsys, *words) -> str:
@@ -54,15 +48,15 @@ def _fail(capsys, *words) -> str:
 @pytest.fixture(scope="module")
 def solved(place):
     out = place / "cal.safetensors"
-    _run("calibrate", "--model", place / "model", "--data", place / "set", "--out", out, "--json")
-    _run("solve", "--calibration", out, "--budget", "5M", "--out", place / "policy.json", "--json")
+    run_command("calibrate", "--model", place / "model", "--data", place / "set", "--out", out, "--json")
+    run_command("solve", "--calibration", out, "--budget", "5M", "--out", place / "policy.json", "--json")
     return place
 
 
 def test_train_on_a_folder_of_larger_images(place, tmp_path):
     words = ("--image-size", 72, "--grids", "3,6", "--dim", 16, "--depth", 1, "--heads", 2, "--classes", 4)
     run = ("--epochs", 1, "--batch-size", 8, "--hold-out", 8, "--weighting", "--class-token", "--distill", 0.5)
-    value = _run("train", "--data", place / "set", "--out", tmp_path / "t", *words, *run, "--json")
+    value = run_command("train", "--data", place / "set", "--out", tmp_path / "t", *words, *run, "--json")
     assert len(value["history"][0]["held_out_accuracy"]) == 2
     model = tw.Cascade.from_pretrained(tmp_path / "t")
     assert model.config.class_names == ("class0", "class1", "class2", "class3")
@@ -71,7 +65,7 @@ def test_train_on_a_folder_of_larger_images(place, tmp_path):
 
 
 def test_calibrate_solve_and_eval(solved):
-    value = _run(
+    value = run_command(
         "eval", "--model", solved / "model", "--data", solved / "set", "--policy", solved / "policy.json", "--json"
     )
     policy = tw.Policy.load(solved / "policy.json")
@@ -79,7 +73,7 @@ def test_calibrate_solve_and_eval(solved):
     assert value["points"][3]["accuracy"] == pytest.approx(policy.accuracy)
     assert value["points"][3]["macs"] == pytest.approx(policy.cost)
     assert policy.cost <= 5e6
-    text = _run("eval", "--model", solved / "model", "--data", solved / "set")["text"]
+    text = run_command("eval", "--model", solved / "model", "--data", solved / "set")["text"]
     assert "exit 3 alone" in text
 
 
@@ -89,18 +83,20 @@ def test_solve_for_a_target_and_the_frontier(solved, solver, tmp_path):
     known = tw.Calibration.load(calibration)
     target = min(known.anytime)
     words = ("--target", target, "--solver", solver, "--out", tmp_path / "p.json", "--json")
-    assert _run("solve", "--calibration", calibration, *words)["accuracy"] >= target
-    line = _run("solve", "--calibration", calibration, "--frontier", "--out", tmp_path / "f.json", "--json")
+    assert run_command("solve", "--calibration", calibration, *words)["accuracy"] >= target
+    line = run_command("solve", "--calibration", calibration, "--frontier", "--out", tmp_path / "f.json", "--json")
     assert json.loads((tmp_path / "f.json").read_text())["policies"] == line["policies"]
 
 
 def test_times_as_costs(solved, tmp_path):
     words = ("--time", "--batch-size", 8, "--out", tmp_path / "c.safetensors", "--json")
-    value = _run("calibrate", "--model", solved / "model", "--data", solved / "set", *words)
+    value = run_command("calibrate", "--model", solved / "model", "--data", solved / "set", *words)
     assert value["unit"] == "ms"
     assert value["exit_costs"] == sorted(value["exit_costs"])
     cost = value["exit_costs"][-1]
-    _run("solve", "--calibration", tmp_path / "c.safetensors", "--millis", cost, "--out", tmp_path / "p.json", "--json")
+    run_command(
+        "solve", "--calibration", tmp_path / "c.safetensors", "--millis", cost, "--out", tmp_path / "p.json", "--json"
+    )
     assert tw.Policy.load(tmp_path / "p.json").context["batch"] == 8
 
 
@@ -114,7 +110,7 @@ def test_predict_skips_bad_files_and_resumes(solved, suffix, tmp_path):
     (folder / "notes.txt").write_text("not an image, not tried")
     out = tmp_path / f"labels.{suffix}"
     words = ("predict", folder, "--model", solved / "model", "--policy", solved / "policy.json", "--out", out, "--json")
-    first = _run(*words)
+    first = run_command(*words)
     assert (first["done"], first["failed"], first["resumed"]) == (9, 1, 0)
     rows = (
         pq.read_table(out).to_pylist()
@@ -129,21 +125,21 @@ def test_predict_skips_bad_files_and_resumes(solved, suffix, tmp_path):
         lines = out.read_text().splitlines()
         good = [line for line in lines if not json.loads(line)["error"]]
         out.write_text("\n".join(good[:4]) + "\n" + good[4][:20])
-        second = _run(*words)
+        second = run_command(*words)
         assert (second["done"], second["failed"], second["resumed"]) == (5, 1, 4)
         again = {r["name"]: r for r in map(json.loads, out.read_text().splitlines())}
         assert again == {r["name"]: r for r in rows}
 
 
 def test_anytime_prediction_stops_at_an_exit(solved, tmp_path):
-    value = _run(
+    value = run_command(
         "predict", solved / "set", "--model", solved / "model", "--max-exit", 2, "--out", tmp_path / "a.jsonl", "--json"
     )
     assert value["exits"] == [0, 48, 0]
 
 
 def test_bench_measures_every_side(solved):
-    value = _run(
+    value = run_command(
         "bench", "--model", solved / "model", "--data", solved / "set", "--policy", solved / "policy.json",
         "--static", solved / "static", "--repeats", 1, "--batch-size", 16, "--json",
     )  # fmt: skip
@@ -154,7 +150,7 @@ def test_bench_measures_every_side(solved):
 
 def test_report_is_one_page_that_needs_nothing_else(solved, tmp_path):
     out = tmp_path / "report.html"
-    value = _run(
+    value = run_command(
         "report", "--model", solved / "model", "--calibration", solved / "cal.safetensors", "--data", solved / "set",
         "--static", solved / "static", "--timed", 2, "--repeats", 1, "--out", out, "--json",
     )  # fmt: skip
@@ -168,7 +164,7 @@ def test_report_is_one_page_that_needs_nothing_else(solved, tmp_path):
 
 def test_help_shows_an_example_for_every_command():
     for command in ("train", "calibrate", "solve", "eval", "predict", "bench", "report", "demo"):
-        assert "Example:" in _run(command, "--help")["text"]
+        assert "Example:" in run_command(command, "--help")["text"]
 
 
 def test_bad_input_gets_one_line(solved, tmp_path, capsys):

@@ -1,16 +1,13 @@
 """`adapt`, `fit`, `show` and fine-tuning, from a saved model to a page."""
 
-import json
-
 import numpy as np
 import pytest
 import timm
 from PIL import Image
-from typer.testing import CliRunner
 
 import tokensworth as tw
+from commands import run_command
 from small import small_cascade
-from tokensworth.cli import app
 from tokensworth.errors import TokensworthError
 from tokensworth.jobs.models import open_model
 from tokensworth.tokens import method_of
@@ -35,27 +32,21 @@ def place(tmp_path_factory):
     return root
 
 
-def _run(*words) -> dict:
-    result = CliRunner().invoke(app, [str(w) for w in words], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout) if "--json" in words else {"text": result.stdout}
-
-
 @pytest.mark.parametrize(("kind", "layers"), [("vit", "2,4"), ("cascade", "2")])
 def test_adapt_fit_and_show(place, kind, layers):
     adapted, fitted = place / f"{kind}-tosa", place / f"{kind}-fitted"
     options = ("--set", f"layers={layers}", "--set", "keep=0.5")
-    cost = _run("adapt", "--model", place / kind, *options, "--out", adapted, "--json")
+    cost = run_command("adapt", "--model", place / kind, *options, "--out", adapted, "--json")
     assert cost["macs"] < cost["dense_macs"]
     assert all(layer["kept"] < layer["tokens"] for layer in cost["layers"])
     words = ("--model", adapted, "--data", place / "set", "--held-out", 8, "--batch-size", 8, "--epochs", 2)
-    fit = _run("fit", *words, "--out", fitted, "--json")
+    fit = run_command("fit", *words, "--out", fitted, "--json")
     assert (fit["images"], fit["held_out"], len(fit["history"])) == (24, 8, 2)
-    again = _run("fit", *words, "--out", fitted)
+    again = run_command("fit", *words, "--out", fitted)
     assert "mean" in again["text"]
     assert method_of(open_model(str(fitted))) == method_of(open_model(str(adapted)))
     photo = next((place / "set").rglob("*.png"))
-    shown = _run("show", photo, "--model", fitted, "--out", place / "page.html", "--json")
+    shown = run_command("show", photo, "--model", fitted, "--out", place / "page.html", "--json")
     assert len(shown["layers"]) == len(cost["layers"])
     for layer, expected in zip(shown["layers"], cost["layers"], strict=True):
         assert sum(layer["kept"]) <= expected["kept"]
@@ -71,7 +62,7 @@ def test_fine_tuning_keeps_the_selectors_and_learns_from_the_dense_model(place):
     selector = model.stages[0].vit.token_method.layers["2"].selector
     selector.conv1.weight.data += 0.1
     model.save_pretrained(adapted)
-    record = _run(
+    record = run_command(
         "train", "--data", place / "set", "--start", adapted, "--teacher", place / "cascade", "--classes", 4,
         "--epochs", 1, "--batch-size", 8, "--lr", 1e-2, "--out", tuned, "--json",
     )  # fmt: skip
@@ -88,13 +79,13 @@ def test_an_adapted_cascade_goes_through_every_command(place):
     tw.adapt(small_cascade(), tw.ToSA(layers=(2,), keep=0.5)).save_pretrained(folder)
     known, policy = place / "cal.safetensors", place / "policy.json"
     data = ("--data", place / "set", "--json")
-    _run("calibrate", "--model", folder, *data, "--out", known)
-    _run("solve", "--calibration", known, "--target", 0.2, "--out", policy, "--json")
-    assert _run("eval", "--model", folder, *data, "--policy", policy)["points"]
-    bench = _run("bench", "--model", folder, *data, "--policy", policy, "--images", 8, "--repeats", 1)
+    run_command("calibrate", "--model", folder, *data, "--out", known)
+    run_command("solve", "--calibration", known, "--target", 0.2, "--out", policy, "--json")
+    assert run_command("eval", "--model", folder, *data, "--policy", policy)["points"]
+    bench = run_command("bench", "--model", folder, *data, "--policy", policy, "--images", 8, "--repeats", 1)
     assert all(stage["saved"] != 0 for stage in bench["stages"])
     page = place / "report.html"
-    _run("report", "--model", folder, *data, "--calibration", known, "--out", page, "--timed", 2, "--repeats", 1)
+    run_command("report", "--model", folder, *data, "--calibration", known, "--out", page, "--timed", 2, "--repeats", 1)
     assert "Tokens that take part" in page.read_text()
 
 
@@ -111,7 +102,5 @@ def test_an_adapted_cascade_goes_through_every_command(place):
 def test_bad_options_are_named(place, words, message):
     out = place / "never"
     with pytest.raises(TokensworthError, match=message):
-        CliRunner().invoke(
-            app, ["adapt", "--model", str(place / "vit"), "--out", str(out), *words], catch_exceptions=False
-        )
+        run_command("adapt", "--model", place / "vit", "--out", out, *words)
     assert not out.exists()

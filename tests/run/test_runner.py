@@ -12,6 +12,7 @@ from tokensworth.exits.outcome import leaving_exit
 from tokensworth.exits.solve import make_policy
 from tokensworth.run.runner import _LAG
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*not fitted.*")
 COUNT = 100
 ROUNDING = 1e-5
 

@@ -13,7 +13,7 @@ from tokensworth.cascade.config import CascadeConfig
 from tokensworth.cascade.reuse import FeatureReuse, RelationReuse, Upstream
 from tokensworth.tokens.attention import attend, finish, project
 from tokensworth.tokens.choose import Chosen
-from tokensworth.tokens.gather import put, take, take_square
+from tokensworth.tokens.gather import put, take
 from tokensworth.tokens.tosa_modules import attend_per_head, observe, thinned
 
 
@@ -151,10 +151,7 @@ class Stage(nn.Module):
             kept.append(picked.predicted)
         if picked.chosen.places.ndim == 3:
             return self._tokens(block, layer, x, bias, context, None, picked.chosen)
-        index, hidden = picked.chosen.places, picked.chosen.bias(x.dtype)
-        if bias is not None:
-            bias = take_square(bias, index)
-            hidden = bias if hidden is None else bias + hidden
+        index, hidden = picked.chosen.places, picked.chosen.between(bias, x.dtype)
         part = take(x, index)
         out = self._tokens(block, layer, part, hidden, None if context is None else take(context, index), None)
         return put(x, index, picked.chosen.merge(out, part))

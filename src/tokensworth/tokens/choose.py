@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tokensworth.tokens.gather import take_square
+
 
 class Chosen(NamedTuple):
     """The tokens that take part in a layer, the prefix tokens first.
@@ -27,13 +29,23 @@ class Chosen(NamedTuple):
         """The chosen tokens after a layer (B, K, D), padding as it was before."""
         return out if self.valid is None else torch.where(self.valid.unsqueeze(2), out, before)
 
-    def bias(self, dtype: torch.dtype) -> Tensor | None:
-        """Additive bias that hides padding as keys: (B, 1 or H, 1, K), or None where there is none."""
+    def between(self, bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        """What is added to the logits among the chosen tokens, padding hidden as keys; None for nothing.
+
+        Args:
+            bias: between all tokens, (B, H, N, N), or None.
+            dtype: of a bias that only hides padding.
+
+        Returns:
+            (B, H, K, K), (B, 1 or H, 1, K), or None.
+        """
+        part = None if bias is None else take_square(bias, self.places)
         if self.valid is None:
-            return None
+            return part
         shown = self.valid.unsqueeze(-2)
         shown = shown.unsqueeze(1) if self.valid.ndim == 2 else shown
-        return torch.zeros(shown.shape, dtype=dtype, device=shown.device).masked_fill(~shown, float("-inf"))
+        hidden = torch.zeros(shown.shape, dtype=dtype, device=shown.device).masked_fill(~shown, float("-inf"))
+        return hidden if part is None else part + hidden
 
 
 def _with_prefix(patches: Tensor, prefix: int) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from tokensworth.errors import UnsupportedModelError
 from tokensworth.tokens.attention import attend, finish, project
 from tokensworth.tokens.choose import Chosen
-from tokensworth.tokens.gather import flat_rows, put, take, take_rope, take_square
+from tokensworth.tokens.gather import flat_rows, put, take, take_rope
 from tokensworth.tokens.tosa_layer import Picked, ToSALayer
 
 
@@ -89,10 +89,7 @@ class SelectiveBlock(nn.Module):
         part = take(x, chosen.places, rows)
         if rope is not None:
             options["rope"] = take_rope(rope, chosen.places, self.tosa[0].prefix)
-        bias, hidden = _square(attn_mask, x.dtype), chosen.bias(x.dtype)
-        if bias is not None:
-            bias = take_square(bias, chosen.places)
-            hidden = bias if hidden is None else bias + hidden
+        hidden = chosen.between(_square(attn_mask, x.dtype), x.dtype)
         out = super().forward(part, **options, attn_mask=hidden)  # type: ignore[misc]
         return put(x, chosen.places, chosen.merge(out, part), rows)
 
@@ -122,10 +119,7 @@ def attend_per_head(attn: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | N
         chosen: positions (B, H, K).
     """
     index = chosen.places
-    hidden = chosen.bias(q.dtype)
-    if bias is not None:
-        bias = take_square(bias, index)
-        hidden = bias if hidden is None else bias + hidden
+    hidden = chosen.between(bias, q.dtype)
     rows = flat_rows(index, q.shape[2])
     part = attend(attn, take(q, index, rows), take(k, index, rows), take(v, index, rows), hidden)
     if chosen.valid is not None:

@@ -15,7 +15,7 @@ from tokensworth.cascade.reuse import Upstream
 from tokensworth.cascade.stage import Stage
 from tokensworth.cascade.storage import load_folder, save_folder
 from tokensworth.errors import InvalidGridError
-from tokensworth.tokens.method import adapt, method_from_dict, method_of
+from tokensworth.tokens.method import adapt, method_from_dict
 
 
 class Cascade(
@@ -43,7 +43,7 @@ class Cascade(
 
     def __init__(self, config: CascadeConfig, pretrained: bool = False) -> None:
         super().__init__()
-        self.base = config
+        self.base = replace(config, tokens=None)
         self.stages = nn.ModuleList(Stage(config, i, pretrained) for i in range(len(config.grids)))
         if config.tokens:
             adapt(self, method_from_dict(config.tokens))
@@ -51,8 +51,9 @@ class Cascade(
     @property
     def config(self) -> CascadeConfig:
         """Grids, backbone, stem, reuse, and the token method that the stages are adapted with now."""
-        method = method_of(self)
-        return replace(self.base, tokens=None if method is None else method.to_dict())
+        # All stages are adapted alike. The runner asks for every batch, so nothing is searched for or built in vain.
+        added = getattr(self.stages[0].vit, "token_method", None)
+        return self.base if added is None else replace(self.base, tokens=added.method.to_dict())
 
     @classmethod
     def from_timm(

@@ -33,7 +33,10 @@ def project(attn: Any, x: Tensor, rope: Tensor | None = None) -> tuple[Tensor, T
         x: (B, N, D), after the block's norm.
         rope: rotary positions as timm hands them to the block.
     """
-    if getattr(attn, "q_proj", None) is not None:
+    if isinstance(attn, Attention):
+        q, k, v = attn.qkv(x).unflatten(2, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        return attn.q_norm(q), attn.k_norm(k), v
+    if attn.q_proj is not None:
         q = _split(attn.q_proj(x), attn.num_heads)
         groups = getattr(attn, "num_kv_heads", attn.num_heads)
         k, v = _split(attn.k_proj(x), groups), _split(attn.v_proj(x), groups)

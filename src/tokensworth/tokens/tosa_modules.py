@@ -41,10 +41,11 @@ def _square(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 
 def observe(attn: nn.Module, q: Tensor, k: Tensor, bias: Tensor | None, whole: bool = False) -> None:
     """Shows an attention layer's queries and keys to the ToSA layer that it serves, and to a tap, if any."""
-    tap = getattr(attn, "tap", None)
+    # Swapped-in attributes lie in `__dict__`; to ask nn.Module for what is not there is slow.
+    tap = attn.__dict__.get("tap")
     if tap is not None:
         tap(attn, q, k, bias)
-    served = getattr(attn, "serves", None)
+    served = attn.__dict__.get("serves")
     if served is not None and served[1].enabled:
         served[1].warn_unfitted()
         served[0].observe(attn, q, k, bias, whole)
@@ -52,7 +53,8 @@ def observe(attn: nn.Module, q: Tensor, k: Tensor, bias: Tensor | None, whole: b
 
 def thinned(part: Any) -> Picked | None:
     """What was chosen for a block or its attention; None where it runs on all tokens."""
-    tosa = getattr(part, "tosa", None) or getattr(getattr(part, "attn", None), "tosa", None)
+    inner = part._modules.get("attn")
+    tosa = part.__dict__.get("tosa") or (None if inner is None else inner.__dict__.get("tosa"))
     return tosa[0].pick() if tosa is not None and tosa[1].enabled else None
 
 

@@ -247,6 +247,20 @@ def test_intermediate_features_keep_the_whole_grid():
     assert [tuple(f.shape) for f in features] == [(3, 48, 7, 7)] * 2
 
 
+def test_ratios_stay_with_their_layers():
+    assert ToSA(layers=(4, 2), keep=(0.3, 0.7)).keeps() == {2: 0.7, 4: 0.3}
+    with pytest.raises(UnsupportedModelError, match="3 keep ratios for 2"):
+        ToSA(layers=(4, 2), keep=(0.3, 0.7, 0.1))
+
+
+def test_a_model_that_ran_in_inference_mode_can_be_copied_and_trained():
+    model = adapt(small_vit(), ToSA(layers=(2, 4), keep=0.5))
+    with torch.inference_mode():
+        model(photos())
+    copy.deepcopy(model).train()(photos()).sum().backward()
+    model.train()(photos()).sum().backward()
+
+
 def test_keep_can_be_set_for_some_layers():
     model = adapt(small_vit(), ToSA(layers=(2, 4), keep=0.5))
     set_keep(model, {4: 0.25})

@@ -61,9 +61,12 @@ class ToSA(Method):
 
     def __post_init__(self) -> None:
         layers = tuple(sorted(self.layers))
-        object.__setattr__(self, "layers", layers)
         if isinstance(self.keep, Sequence):
-            object.__setattr__(self, "keep", tuple(self.keep))
+            # Ratios stay with the layers they were given for.
+            pairs = sorted(zip(self.layers, self.keep, strict=False))
+            same = len(self.keep) == len(layers)
+            object.__setattr__(self, "keep", tuple(k for _, k in pairs) if same else tuple(self.keep))
+        object.__setattr__(self, "layers", layers)
         if not layers or len(set(layers)) < len(layers) or layers[0] < 2:
             raise UnsupportedModelError(
                 f"ToSA layers {list(layers)}: name each once, from 2 on (layer 1 has none before)"

@@ -7,9 +7,13 @@ from typing import Any
 
 from rich.console import Console
 
+from tokensworth.allocator import keep_freed_memory
 from tokensworth.files import write_json
 from tokensworth.measure.machine import machine
 from tokensworth.report.tables import rich_table
+
+# As the command line does, and for all sides of a comparison.
+keep_freed_memory()
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -1,15 +1,16 @@
-"""Resizing of token grids as one small fixed matrix per pair of grids.
+"""Resizing of token grids, as a sum of a few weighted rows for each row.
 
 DVT's released code resizes in two steps: nearest to twice the coarse side, then adaptive average pooling
-to the wanted side (7 -> 14 -> 10, 10 -> 20 -> 14). Both are linear and separable, so a grid is resized by
-one matrix `u` of shape (fine, coarse) along each of its two sides.
+to the wanted side (7 -> 14 -> 10, 10 -> 20 -> 14). Both are linear and separable, so a side is resized by one
+matrix. Its rows hold few numbers that are not zero (two where a side at least keeps its length), so each row of a
+resized grid is the weighted sum of a few rows (four): less work than any product, and nothing is copied.
 """
 
 from functools import lru_cache
-from math import gcd, isqrt
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 
@@ -21,52 +22,94 @@ def side_matrix(coarse: int, fine: int) -> Tensor:
     return F.adaptive_avg_pool1d(doubled, fine).squeeze(1).T.contiguous()
 
 
-# Up to this many entries, one product with the whole grid's matrix is faster than several tiny ones.
-_SMALL = 2048
+class _Terms(NamedTuple):
+    """Sums over rows of a batch laid out as one: where each sum's terms start, and each term's row and weight."""
+
+    places: Tensor
+    starts: Tensor
+    weights: Tensor
+
+    def suits(self, like: Tensor) -> bool:
+        return self.weights.dtype == like.dtype and self.weights.device == like.device
+
+    def first(self, sums: int) -> "_Terms":
+        """Those of the first `sums` sums."""
+        end = sums * (len(self.places) // len(self.starts))
+        return _Terms(self.places[:end], self.starts[:sums], self.weights[:end])
 
 
-@lru_cache(maxsize=64)
-def row_matrix(coarse: int, fine: int, naive: bool = False) -> Tensor:
-    """The matrix that `resize_rows` works with, float32 on the CPU.
+class _SumsOfRows(nn.Module):
+    """Each row of a sparse matrix (R, M) times a batch (B, M, W), as a weighted sum of rows: (B, R, W)."""
 
-    For small grids the whole grid's matrix (f*f, c*c). Otherwise one of the equal blocks (f/g, c/g) that
-    `side_matrix` is made of, g = gcd(c, f): both steps of the resizing treat every g-th part of a side alike,
-    10 -> 14 is twice 5 -> 7. Naive, the rows are resized as a line, which mixes unrelated tokens (DVT's
-    ablation).
-    """
-    if naive:
-        return side_matrix(coarse**2, fine**2)
-    side = side_matrix(coarse, fine)
-    if coarse == 1 or coarse**2 * fine**2 <= _SMALL:
-        return torch.kron(side, side)
-    blocks = gcd(coarse, fine)
-    return side[: fine // blocks, : coarse // blocks].contiguous()
+    places: Tensor
+    weights: Tensor
+
+    def __init__(self, matrix: Tensor) -> None:
+        super().__init__()
+        self.taken = matrix.shape[1]
+        # Rows of fewer terms are filled up with weights of zero.
+        weights, places = matrix.topk(int(matrix.count_nonzero(dim=1).max()), dim=1)
+        self.register_buffer("places", places.int(), persistent=False)
+        self.register_buffer("weights", weights, persistent=False)
+        self.ready: _Terms | None = None
+
+    def _everywhere(self, count: int, dtype: torch.dtype) -> _Terms:
+        device, (rows, each) = self.places.device, self.places.shape
+        first = torch.arange(count, dtype=torch.int32, device=device) * self.taken
+        places = (self.places + first.view(-1, 1, 1)).flatten()
+        starts = torch.arange(0, count * rows * each, each, dtype=torch.int32, device=device)
+        return _Terms(places, starts, self.weights.to(dtype).expand(count, -1, -1).flatten())
+
+    def terms(self, count: int, like: Tensor) -> _Terms:
+        """For a batch of `count`, ready since one at least as large: a single image would notice the cost."""
+        if torch.compiler.is_compiling():
+            return self._everywhere(count, like.dtype)
+        ready, end = self.ready, count * len(self.places)
+        if ready is None or len(ready.starts) < end or not ready.suits(like):
+            ready = self.ready = self._everywhere(count, like.dtype)
+        return ready.first(end)
 
 
-def _times(matrix: Tensor, batch: Tensor) -> Tensor:
-    """One matrix times each of a batch. `@` would fold the batch into one product and copy it twice for that."""
-    return torch.bmm(matrix.expand(batch.shape[0], -1, -1), batch)
+def _weighted_sums(rows: Tensor, terms: _Terms) -> Tensor:
+    """(B, M, W) -> (B, R, W)."""
+    flat = rows.reshape(-1, rows.shape[2])
+    sums = torch.embedding_bag(flat, terms.places, terms.starts, False, 0, False, terms.weights)[0]
+    return sums.view(len(rows), -1, rows.shape[2])
 
 
-def resize_rows(maps: Tensor, matrix: Tensor, prefix: int) -> Tensor:
+class _Differentiable(torch.autograd.Function):
+    """`_weighted_sums` whose gradient is a weighted sum too, by the transposed matrix: faster than PyTorch's."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, terms: _Terms, back: _Terms) -> Tensor:
+        ctx.back = back
+        return _weighted_sums(rows, terms)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return _weighted_sums(grads[0], ctx.back), None, None
+
+
+class RowResize(nn.Module):
     """Resizes the rows of relation maps or features: (B, prefix + c*c, W) -> (B, prefix + f*f, W).
 
-    With a block of one side, small products along each side do a tenth of the work of the whole matrix.
-
     Args:
-        maps: any columns; prefix rows pass through.
-        matrix: from `row_matrix`.
-        prefix: number of prefix tokens.
+        coarse, fine: sides c and f of the grids.
+        prefix: number of prefix tokens, whose rows pass through.
+        naive: resize the rows as a line, which mixes unrelated tokens (DVT's ablation).
+        zeros: rows of zeros put before all others, (B, zeros + prefix + f*f, W).
     """
-    count, rows, width = maps.shape
-    patches = maps[:, prefix:]
-    if matrix.shape[1] == rows - prefix:
-        patches = _times(matrix, patches)
-    else:
-        coarse = isqrt(rows - prefix)
-        blocks = coarse // matrix.shape[1]
-        fine = matrix.shape[0] * blocks
-        patches = _times(matrix, patches.reshape(count * blocks, matrix.shape[1], coarse * width))
-        patches = _times(matrix, patches.view(count * fine * blocks, matrix.shape[1], width))
-        patches = patches.view(count, fine * fine, width)
-    return torch.cat([maps[:, :prefix], patches], dim=1) if prefix else patches
+
+    def __init__(self, coarse: int, fine: int, prefix: int, naive: bool = False, zeros: int = 0) -> None:
+        super().__init__()
+        side = side_matrix(coarse, fine)
+        grid = side_matrix(coarse**2, fine**2) if naive else torch.kron(side, side)
+        matrix = F.pad(torch.block_diag(torch.eye(prefix), grid), (0, 0, zeros, 0))
+        self.ahead, self.back = _SumsOfRows(matrix), _SumsOfRows(matrix.T)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        count = len(maps)
+        terms = self.ahead.terms(count, maps)
+        if not (torch.is_grad_enabled() and maps.requires_grad):
+            return _weighted_sums(maps, terms)
+        return _Differentiable.apply(maps, terms, self.back.terms(count, maps))  # type: ignore[return-value]

@@ -11,7 +11,7 @@ from timm.layers.weight_init import trunc_normal_
 from torch import Tensor, nn
 
 from tokensworth.cascade.config import Reuse
-from tokensworth.cascade.resize import resize_rows, row_matrix
+from tokensworth.cascade.resize import RowResize
 
 # Relation maps are transformed a piece at a time, its hidden layer near this size: small enough for a cache.
 _CHUNK_BYTES = 3 * 2**20
@@ -71,8 +71,6 @@ class FeatureReuse(nn.Module):
         make_norm: builds a LayerNorm over `dim` channels with the backbone's epsilon.
     """
 
-    matrix: Tensor
-
     def __init__(
         self,
         dim: int,
@@ -85,19 +83,14 @@ class FeatureReuse(nn.Module):
     ) -> None:
         super().__init__()
         self.layers = nn.ModuleList(ContextEmbedding(dim, reuse, make_norm(dim)) for _ in range(depth))
-        self.prefix, self.class_token = prefix, reuse.class_token
-        self.register_buffer("matrix", row_matrix(coarse, fine), persistent=False)
+        # Without the class token's context, prefix rows are zeros and not even computed.
+        self.skipped = 0 if reuse.class_token else prefix
+        self.resize = RowResize(coarse, fine, prefix - self.skipped, zeros=self.skipped)
 
     def forward(self, layer: int, features: Tensor) -> Tensor:
         """Context embedding of one layer: features (B, F, M, D) -> (B, N, width)."""
         source = features[:, min(layer, features.shape[1] - 1)]
-        if self.class_token:
-            context = self.layers[layer](source)
-            return resize_rows(context, self.matrix.to(context.dtype), self.prefix)
-        # The prefix rows become zeros, so they are not even computed.
-        context = self.layers[layer](source[:, self.prefix :])
-        patches = resize_rows(context, self.matrix.to(context.dtype), 0)
-        return nn.functional.pad(patches, (0, 0, self.prefix, 0))
+        return self.resize(self.layers[layer](source[:, self.skipped :]))
 
 
 class MapMixer(nn.Module):
@@ -135,17 +128,13 @@ class RelationReuse(nn.Module):
         reuse: the switches `relation` (`all` or `matching`) and `upsample`.
     """
 
-    matrix: Tensor
-
     def __init__(self, depth: int, heads: int, prefix: int, coarse: int, fine: int, reuse: Reuse) -> None:
         super().__init__()
         maps, groups = depth * heads, depth if reuse.relation == "matching" else 1
         self.heads = heads
         self.fc1 = MapMixer(maps, 3 * maps, groups)
         self.fc2 = MapMixer(3 * maps, maps, groups, zero=True)
-        self.prefix = prefix
-        matrix = row_matrix(coarse, fine, naive=reuse.upsample == "naive")
-        self.register_buffer("matrix", matrix, persistent=False)
+        self.resize = RowResize(coarse, fine, prefix, naive=reuse.upsample == "naive")
 
     def transform(self, relations: Tensor) -> Tensor:
         """Logits (B, L*H, M, M) to what this stage adds to its own, still at the coarse size."""
@@ -165,7 +154,4 @@ class RelationReuse(nn.Module):
     def bias(self, layer: int, prior: Tensor) -> Tensor:
         """One layer's share of the transformed maps, resized: (B, L*H, M, M) -> (B, H, N, N)."""
         maps = prior[:, layer * self.heads : (layer + 1) * self.heads].flatten(0, 1)
-        matrix = self.matrix.to(maps.dtype)
-        columns = resize_rows(maps.mT, matrix, self.prefix)
-        rows = resize_rows(columns.mT, matrix, self.prefix)
-        return rows.unflatten(0, (-1, self.heads))
+        return self.resize(self.resize(maps.mT).mT).unflatten(0, (-1, self.heads))

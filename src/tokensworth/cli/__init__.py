@@ -4,6 +4,7 @@ import sys
 
 import typer
 
+from tokensworth.allocator import keep_freed_memory
 from tokensworth.cli import deciding, reporting, running, tokens, training
 from tokensworth.errors import TokensworthError
 
@@ -20,7 +21,8 @@ for group in (training, deciding, running, tokens, reporting):
 
 
 def main() -> None:
-    """Entry point: our own errors become one line and exit code 1."""
+    """Entry point: freed memory is kept, our own errors become one line and exit code 1."""
+    keep_freed_memory()
     try:
         app()
     except TokensworthError as error:

@@ -7,6 +7,8 @@ from typing import Any
 import timm
 import torch
 
+from tokensworth import allocator
+
 
 def machine() -> dict[str, Any]:
     """The machine and the versions, as plain values for a record."""
@@ -23,4 +25,5 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "timm": timm.__version__,
+        "freed_memory_kept": allocator.kept,
     }

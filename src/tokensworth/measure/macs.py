@@ -1,7 +1,8 @@
 """Exact multiply-accumulates (MACs) of a model, fused attention included.
 
-PyTorch's counter misses fused attention on a CPU; one entry mends that. Counted are products: linear layers,
-convolutions, matrix products and attention. Element-wise work, norms and softmax are not, as in the papers.
+PyTorch's counter misses fused attention on a CPU and weighted sums of rows, by which grids are resized; two entries
+mend that. Counted are products: linear layers, convolutions, matrix products, attention and those sums. Element-wise
+work, norms and softmax are not, as in the papers.
 """
 
 from collections.abc import Callable
@@ -24,13 +25,22 @@ def _fused_on_cpu(query: Any, key: Any, value: Any, *_: Any, out_val: Any = None
     return sdpa_flop_count(query.shape, key.shape, value.shape)
 
 
+def _sums_of_rows(rows: Any, places: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+    return 2 * places[0] * rows[1]
+
+
 _fused_on_cpu._get_raw = True  # type: ignore[attr-defined]  # tensors, not shapes: the counter's own switch
 
 
 def count_macs(run: Callable[[], Any]) -> int:
     """MACs of whatever `run` does."""
-    mapping = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default: _fused_on_cpu}
-    counter = FlopCounterMode(display=False, custom_mapping={k.overloadpacket: v for k, v in mapping.items()})
+    aten = torch.ops.aten
+    mapping = {
+        aten._scaled_dot_product_flash_attention_for_cpu: _fused_on_cpu,
+        aten._embedding_bag: _sums_of_rows,
+        aten._embedding_bag_forward_only: _sums_of_rows,
+    }
+    counter = FlopCounterMode(display=False, custom_mapping=mapping)
     with torch.no_grad(), counter:
         run()
     return counter.get_total_flops() // 2

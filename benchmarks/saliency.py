@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import timm
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -56,9 +55,14 @@ class SaliencyModel(nn.Module):
         type(weights)(counters | tensors, weights.source).copy_into(model)
         return model.eval()
 
+    def features(self, image: Tensor) -> Tensor:
+        """Patch tokens after the backbone's norm, (B, n, 384)."""
+        return self.backbone.forward_features(image)[:, self.backbone.num_prefix_tokens :]
+
+    def logits(self, features: Tensor, side: int) -> Tensor:
+        """Patch tokens to saliency before the sigmoid, (B, side, side)."""
+        grid = features.transpose(1, 2).unflatten(2, (int(features.shape[1] ** 0.5), -1))
+        return F.interpolate(self.decoder(grid), size=(side, side), mode="bilinear", align_corners=False)[:, 0]
+
     def forward(self, image: Tensor) -> Tensor:
-        features = self.backbone.forward_features(image)[:, self.backbone.num_prefix_tokens :]
-        side = int(features.shape[1] ** 0.5)
-        grid = features.transpose(1, 2).unflatten(2, (side, side))
-        logits = F.interpolate(self.decoder(grid), size=image.shape[2:], mode="bilinear", align_corners=False)
-        return torch.sigmoid(logits)[:, 0]
+        return self.logits(self.features(image), image.shape[2]).sigmoid()

@@ -2,7 +2,8 @@
 
 Fits selectors for layers 2, 4, 6, 8, 10 of a DINOv2-small fine-tuned for saliency, on 800 photos without labels;
 everything is reported on 200 others: overlap of the chosen tokens with those of the true next-layer maps, saliency
-maps of the thinned model against the dense one's, and which tokens are kept.
+maps of the thinned model against the dense one's, and which tokens are kept. Then, with `--tune`, phase 2: selectors
+frozen, the backbone learns from the dense model's features and maps on the same 800 photos, and so do the baselines.
 
     python benchmarks/tosa_saliency.py --weights dinov2_small_saliency.safetensors --data one_per_class.parquet
 
@@ -10,6 +11,8 @@ maps of the thinned model against the dense one's, and which tokens are kept.
 """
 
 import argparse
+import copy
+import math
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,7 +29,7 @@ from tokensworth.cli.tokens import overlap_table
 from tokensworth.data.sources import hold_out, open_images
 from tokensworth.jobs.models import ImageBatches
 from tokensworth.report.tables import rich_table
-from tokensworth.tokens import ToSA, adapt, dense, restore
+from tokensworth.tokens import ToSA, adapt, restore, set_keep
 from tokensworth.tokens.method import token_keys
 from tokensworth.tokens.statistics import token_statistics
 from tokensworth.tokens.tosa import recording
@@ -34,6 +37,7 @@ from tokensworth.train.selectors import SelectorRecipe, fit_selectors
 
 SEED, FITTED, HELD_OUT = 0, 800, 200
 KEEPS = (0.8, 0.6, 0.5)
+TUNING_LR = 3e-5
 # The choice of the fitted selector, beside one by the current layer's own column sums over all rows, and a random one.
 SIDES = {"selector": {}, "current layer's sums": {"scorer": "current", "rows": 0}, "random": {"scorer": "random"}}
 
@@ -62,22 +66,51 @@ def kept_patches(model: SaliencyModel, batches: ImageBatches) -> dict[int, Tenso
     return {layer: torch.cat(masks) for layer, masks in parts.items()}
 
 
-def compare(model: SaliencyModel, learned: dict[str, Tensor], held: ImageBatches, method: ToSA) -> list[dict[str, Any]]:
-    """Saliency maps of every side at every keep ratio against the dense model's."""
-    with dense(model):
-        wanted = saliency(model, held)
+def adapted(model: SaliencyModel, learned: dict[str, Tensor], method: ToSA) -> SaliencyModel:
+    """A copy with the fitted selectors, under another method."""
+    other = restore(copy.deepcopy(model))
+    adapt(other, method)
+    other.load_state_dict(learned, strict=False)
+    return other.eval()
+
+
+def tune(model: SaliencyModel, teacher: SaliencyModel, batches: ImageBatches, epochs: int, say: Any) -> SaliencyModel:
+    """Phase 2 for dense prediction: the backbone learns from the dense model's features and saliency, no labels.
+
+    The keep ratio goes round from batch to batch; selectors, their scores and the head stay as they are.
+    """
+    weights = [p for name, p in model.backbone.named_parameters() if name not in set(token_keys(model.backbone))]
+    optimizer = torch.optim.AdamW(weights, lr=TUNING_LR, weight_decay=0.05)
+    total, step = epochs * len(batches), 0
+    torch.manual_seed(SEED)
+    for _ in range(epochs):
+        for image, _ in batches:
+            with torch.no_grad():
+                wanted = teacher.features(image)
+                shown = teacher.logits(wanted, image.shape[2]).sigmoid()
+            for group in optimizer.param_groups:
+                group["lr"] = TUNING_LR * min(1, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / total))
+            set_keep(model, KEEPS[step % len(KEEPS)])
+            features = model.features(image)
+            maps = torch.nn.functional.binary_cross_entropy_with_logits(model.logits(features, image.shape[2]), shown)
+            loss = (features - wanted).square().mean() / wanted.var() + maps
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(weights, 1.0)
+            optimizer.step()
+            step += 1
+            say(step, total, f"loss {float(loss.detach()):.4f}")
+    return model
+
+
+def compare(model: SaliencyModel, wanted: Tensor, held: ImageBatches) -> list[dict[str, Any]]:
+    """Saliency maps of a model at every keep ratio against the dense model's, (N, S, S)."""
     out = []
     for keep in KEEPS:
-        for side, options in SIDES.items():
-            restore(model)
-            torch.manual_seed(SEED)
-            adapt(model, replace(method, keep=keep, **options))
-            model.load_state_dict(learned, strict=False)
-            error, correlation = difference(saliency(model, held), wanted)
-            out.append({"keep": keep, "side": side, "mae": error, "correlation": correlation})
-    restore(model)
-    adapt(model, method)
-    model.load_state_dict(learned, strict=False)
+        set_keep(model, keep)
+        torch.manual_seed(SEED)
+        error, correlation = difference(saliency(model, held), wanted)
+        out.append({"keep": keep, "mae": error, "correlation": correlation})
     return out
 
 
@@ -86,6 +119,7 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--data", required=True)
     parser.add_argument("--epochs", type=int, default=SelectorRecipe().epochs)
+    parser.add_argument("--tune", type=int, default=0, help="epochs of phase 2")
     parser.add_argument("--scope", choices=("layer", "per_head"), default="layer")
     parser.add_argument("--kernel", type=int, default=ToSA().kernel)
     parser.add_argument("--width", type=int, default=ToSA().width)
@@ -117,9 +151,16 @@ def main() -> None:
     console = Console(width=140)
     console.print(overlap_table(fit.report, 0.5))
     learned = {k: v.clone() for k, v in model.state_dict().items() if k in token_keys(model)}
-    maps = compare(model, learned, held, method)
-    with dense(model):
-        salient = saliency(model, held)
+    teacher = restore(copy.deepcopy(model)).eval()
+    salient = saliency(teacher, held)
+    maps = []
+    for side, choice in SIDES.items():
+        other = adapted(model, learned, replace(method, **choice))
+        maps += [{"side": side, "tuned": 0, **row} for row in compare(other, salient, held)]
+        if options.tune:
+            with progress(f"tuning: {side}", None, False) as update:
+                tune(other, teacher, batches, options.tune, update)
+            maps += [{"side": side, "tuned": options.tune, **row} for row in compare(other.eval(), salient, held)]
     patches = torch.nn.functional.avg_pool2d(salient.unsqueeze(1), 14)[:, 0].flatten(1) > 0.5
     kept = token_statistics(kept_patches(model, held), patches) if options.scope == "layer" else None
     if kept:
@@ -128,7 +169,8 @@ def main() -> None:
         console.print(rich_table(title, ("layer", "of the salient %", "of the background %"), rows))
         pairs = [(f"{a} and {b}", f"{value:.3f}") for (a, b), value in kept.jaccard.items()]
         console.print(rich_table("kept background", ("layers", "Jaccard index"), pairs))
-    rows = [(f"{m['keep']}", m["side"], f"{m['mae']:.4f}", f"{m['correlation']:.4f}") for m in maps]
+    maps.sort(key=lambda m: (m["tuned"], -m["keep"]))
+    rows = [(f"{m['tuned']}", f"{m['keep']}", m["side"], f"{m['mae']:.4f}", f"{m['correlation']:.4f}") for m in maps]
     value = {
         "seed": SEED,
         "images": len(batches.images),
@@ -152,7 +194,7 @@ def main() -> None:
     finish(
         f"tosa_saliency_{options.scope}",
         title,
-        ("keep", "chosen by", "mean absolute error", "correlation"),
+        ("epochs tuned", "keep", "chosen by", "mean absolute error", "correlation"),
         rows,
         value,
     )

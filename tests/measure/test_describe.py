@@ -24,9 +24,9 @@ def test_deit_tiny_by_arithmetic():
     def layer(k: int) -> int:
         return 12 * 192 * 192 * k + 2 * k * k * 192
 
-    # Logits of every row and head once more, with a zero at either end; convolutions of kernels 3 and 1 over 3 and 12
-    # channels; and the sum over the rows, which is a product too.
-    selector = 197 * 199 * 192 + 197 * 197 * ((3 + 1) * 3 * 12 + 3)
+    # Logits of every row and head once more; convolutions of kernels 3 and 1 over 3 and 12 channels; and the sum over
+    # the rows, which is a product too.
+    selector = 197 * 197 * 192 + 197 * 197 * ((3 + 1) * 3 * 12 + 3)
     assert [x.selector_macs for x in found.layers] == [selector] * 5
     assert [(x.kept, x.tokens) for x in found.layers] == [(158, 197)] * 5
     assert found.dense_macs - found.macs == 5 * (layer(197) - layer(158) - selector)

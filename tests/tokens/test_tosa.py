@@ -2,6 +2,8 @@
 
 import copy
 import warnings
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import timm
@@ -9,12 +11,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn import functional as F
 
 from small import randomize
 from tokensworth.errors import UnsupportedModelError
-from tokensworth.tokens import ToSA, adapt, dense, method_of, restore, set_keep
+from tokensworth.tokens import ToSA, adapt, dense, method_of, restore, scoring, set_keep
 from tokensworth.tokens.attention import attend, finish, project
-from tokensworth.tokens.selector import Selector, received, row_weights, staggered_rows
+from tokensworth.tokens.queries import block_queries
+from tokensworth.tokens.scoring import scores_of
+from tokensworth.tokens.selector import Selector
 from tokensworth.tokens.tosa import recording, tosa_of
 
 SCOPES = ("layer", "per_head")
@@ -128,14 +133,6 @@ def test_plain_attention_equals_fused(kind):
     for block in model.blocks:
         block.attn.fused_attn = False
     torch.testing.assert_close(model(x), fused, atol=1e-5, rtol=1e-5)
-
-
-@torch.no_grad()
-def test_a_few_images_at_a_time_are_scored_as_all_at_once(monkeypatch):
-    model, x = adapt(small_vit(), ToSA(layers=(2, 4), keep=0.5)), photos(5)
-    whole = model(x)
-    monkeypatch.setattr("tokensworth.tokens.tosa_layer._CHUNK_BYTES", 1)
-    torch.testing.assert_close(model(x), whole, atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()
@@ -289,32 +286,63 @@ def test_other_models_are_refused_by_name():
         adapt(model, ToSA(layers=(4,)))
 
 
-@given(st.integers(1, 20), st.integers(1, 20), st.integers(0, 5), st.integers(0, 40))
-def test_scored_rows_are_distinct_and_about_as_many_as_wanted(height, width, prefix, count):
-    rows = staggered_rows(height * width, width, prefix, count, torch.device("cpu"))
-    assert len(set(rows.tolist())) == len(rows)
-    assert rows[:prefix].tolist() == list(range(prefix))
-    assert rows.max() < prefix + height * width
-    if count == 0 or count >= height * width:
-        assert rows.tolist() == list(range(prefix + height * width))
-    elif min(height, width) > 4:
-        assert count / 2 <= len(rows) - prefix <= 2 * count + 1
+CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("width", [14, 16, 32])
-def test_scored_rows_reach_every_column_and_row(width):
-    rows = staggered_rows(width * width, width, 0, width * width // 8, torch.device("cpu"))
-    assert set((rows % width).tolist()) == set(range(width))
-    assert set((rows // width).tolist()) == set(range(width))
+@given(st.integers(1, 20), st.integers(1, 20), st.integers(0, 5), st.integers(1, 40))
+def test_scored_rows_are_means_that_stand_for_all_queries(height, width, prefix, count):
+    queries = block_queries(height * width, width, prefix, count, CPU)
+    assert queries.weights.sum() == prefix + height * width
+    q = torch.randn(2, 3, prefix + height * width, 4)
+    if queries.mean is None:
+        assert count >= height * width
+        assert queries.of(q) is q
+        return
+    rows = len(queries.mean) - prefix
+    assert rows <= 2 * count
+    if min(height, width) >= count:
+        assert rows >= count / 2
+    assert queries.weights.min() > 0
+    torch.testing.assert_close(queries.mean.sum(1), torch.ones(prefix + rows))
+    torch.testing.assert_close((queries.weights @ queries.mean)[0], torch.ones(prefix + height * width))
+    torch.testing.assert_close(queries.of(q), queries.mean @ q)
+    assert torch.equal(queries.of(q)[:, :, :prefix], q[:, :, :prefix])
 
 
-def test_scored_rows_stand_for_all():
+def test_blocks_are_of_neighbours():
+    mean = block_queries(16, 4, 1, 4, CPU).mean
+    wanted = torch.zeros(5, 17)
+    wanted[0, 0] = 1
+    for row, start in enumerate((0, 2, 8, 10), 1):
+        wanted[row, [1 + start, 2 + start, 5 + start, 6 + start]] = 0.25
+    assert torch.equal(mean, wanted)
+
+
+def test_attention_received_is_a_sum_over_all_queries():
     maps = torch.rand(2, 3, 20, 20, dtype=torch.double)
-    cpu = torch.device("cpu")
-    torch.testing.assert_close(received(maps, row_weights(18, 2, 20, cpu)), maps.sum(2))
-    rows = staggered_rows(18, 6, 2, 6, cpu)
+    torch.testing.assert_close(block_queries(18, 6, 2, 0, CPU).received(maps), maps.sum(2))
     alike = torch.rand(2, 3, 1, 20, dtype=torch.double).expand(-1, -1, 20, -1)
-    torch.testing.assert_close(received(alike[:, :, rows], row_weights(18, 2, len(rows), cpu)), alike.sum(2))
+    queries = block_queries(18, 6, 2, 6, CPU)
+    torch.testing.assert_close(queries.received(queries.of_map(alike)), alike.sum(2))
+
+
+@given(st.integers(1, 9), st.integers(1, 3), st.sampled_from((1, 3, 5)), st.sampled_from((0, 4)), st.integers(0, 2))
+def test_scores_by_pieces_equal_those_at_once(images, heads, kernel, count, prefix):
+    selector = randomize(Selector(heads, 4 * heads, kernel), 0.5)
+    q, k = torch.randn(2, images, heads, prefix + 12, 8)
+    attn = SimpleNamespace(scale=0.35)
+    queries = block_queries(12, 4, prefix, count, CPU)
+    logits = queries.of_map(q @ k.mT * attn.scale)
+    wanted = queries.received(selector(logits).exp())
+    for size in (1, 2**13, 2**21):
+        with patch.object(scoring, "_PIECE_BYTES", size), torch.no_grad():
+            got = scores_of(selector, attn, q, k, None, queries)
+        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4)
+    hidden = torch.zeros(1, 1, 1, prefix + 12)
+    hidden[..., -1] = float("-inf")
+    masked = scores_of(None, attn, q, k, hidden.expand(-1, -1, prefix + 12, -1), queries)
+    assert masked.isfinite().all()
+    assert masked[..., -1].max() < 1e-6
 
 
 @pytest.mark.parametrize("kernel", [1, 3, 5])
@@ -322,5 +350,7 @@ def test_the_selector_is_two_convolutions(kernel):
     selector = randomize(Selector(3, 12, kernel), 0.5)
     logits = torch.randn(2, 3, 5, 17)
     rows = logits.transpose(1, 2).flatten(0, 1)
-    expected = selector.conv2(selector.conv1(rows).relu()).log_softmax(-1).unflatten(0, (2, 5)).transpose(1, 2)
+    hidden = F.conv1d(rows, selector.first.transpose(1, 2), selector.bias, padding=kernel // 2).relu()
+    maps = F.conv1d(hidden, selector.second.unsqueeze(2))
+    expected = maps.log_softmax(-1).unflatten(0, (2, 5)).transpose(1, 2)
     torch.testing.assert_close(selector(logits), expected, atol=1e-5, rtol=1e-5)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tokensworth.cascade.backbone import make_backbone
 from tokensworth.cascade.config import CascadeConfig
 from tokensworth.cascade.reuse import FeatureReuse, RelationReuse, Upstream
-from tokensworth.tokens.attention import attend, finish, project
+from tokensworth.tokens.attention import attend, finish, logits_of, project
 from tokensworth.tokens.choose import Chosen
 from tokensworth.tokens.gather import put, take
 from tokensworth.tokens.tosa_modules import attend_per_head, observe, thinned
@@ -124,8 +124,7 @@ class Stage(nn.Module):
         if kept is None and (bias is None or not torch.is_grad_enabled()):
             return attend(attn, q, k, v, bias)
         # The logits are wanted anyway. Also, fused attention is slow for a mask that needs gradients.
-        logits = (q * attn.scale) @ k.mT
-        logits = logits if bias is None else logits + bias
+        logits = logits_of(attn, q, k, bias)
         if kept is not None:
             kept.append(logits)
         return attn.attn_drop(logits.softmax(dim=-1)) @ v

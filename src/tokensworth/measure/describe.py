@@ -1,6 +1,7 @@
 """What a token method does to a model and what that saves, in exact MACs."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,6 @@ from tokensworth.measure.macs import count_macs, input_shape
 from tokensworth.tokens.capture import dense_pairs
 from tokensworth.tokens.choose import kept_count
 from tokensworth.tokens.method import adapted_vits, dense, method_of
-from tokensworth.tokens.selector import received
 from tokensworth.tokens.tosa import AdaptedToSA, at_most
 
 
@@ -87,11 +87,7 @@ def _tosa_layers(model: nn.Module, image: torch.Tensor) -> tuple[LayerCost, ...]
     out = []
     for pair in dense_pairs(model, image):
         tokens, layer = pair.current.k.shape[2], pair.layer
-        rows, weights = layer.rows(tokens, image.device)
-        seen = pair.current
-        cost = count_macs(
-            lambda x=seen, p=layer, r=rows, w=weights: received(p.predict(x.attn, x.q, x.k, r, x.bias).softmax(-1), w)
-        )
+        cost = count_macs(partial(layer.scores, *pair.current))
         kept = layer.prefix + kept_count(tokens - layer.prefix, layer.keep)
         out.append(LayerCost(pair.name, kept, tokens, cost))
     return tuple(out)

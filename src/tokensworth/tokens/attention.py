@@ -68,9 +68,7 @@ def attend(attn: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = Non
     if attn.fused_attn:
         rate = attn.attn_drop.p if attn.training else 0.0
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=rate, scale=attn.scale)
-    logits = (q * attn.scale) @ k.mT
-    logits = logits if bias is None else logits + bias
-    return attn.attn_drop(logits.softmax(dim=-1)) @ v
+    return attn.attn_drop(logits_of(attn, q, k, bias).softmax(dim=-1)) @ v
 
 
 def finish(attn: Any, x: Tensor, mixed: Tensor) -> Tensor:
@@ -82,21 +80,14 @@ def finish(attn: Any, x: Tensor, mixed: Tensor) -> Tensor:
     return attn.proj_drop(attn.proj(out))
 
 
-def row_logits(attn: Any, q: Tensor, k: Tensor, rows: Tensor, bias: Tensor | None = None, margin: int = 0) -> Tensor:
-    """Pre-softmax logits of some query rows, heads first: (H, B, R, N + 2 margin).
-
-    One product over contiguous keys; padding the keys costs nothing beyond the copy that this takes anyway.
+def logits_of(attn: Any, q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Pre-softmax logits of some query rows: (B, H, R, N).
 
     Args:
         attn: the layer, for its scale.
-        q, k: (B, H, N, d).
-        rows: (R,) positions of queries.
-        bias: (B, H, N, N), added where given.
-        margin: zeros at both ends of each row.
+        q: the rows, (B, H, R, d).
+        k: (B, H, N, d).
+        bias: broadcast to (B, H, R, N), added where given.
     """
-    keys = F.pad(k.transpose(0, 1), (0, 0, margin, margin)).flatten(0, 1)
-    queries = (q.index_select(2, rows) * attn.scale).transpose(0, 1).flatten(0, 1)
-    logits = torch.bmm(queries, keys.mT).unflatten(0, (-1, len(q)))
-    if bias is not None:
-        logits = logits + F.pad(bias.index_select(2, rows).transpose(0, 1), (margin, margin))
-    return logits
+    logits = (q * attn.scale) @ k.mT
+    return logits if bias is None else logits + bias

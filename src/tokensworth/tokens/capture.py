@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tokensworth.tokens.attention import row_logits
+from tokensworth.tokens.attention import logits_of
 from tokensworth.tokens.method import adapted_vits, dense
 from tokensworth.tokens.tosa import AdaptedToSA
 from tokensworth.tokens.tosa_layer import ToSALayer
@@ -32,7 +32,8 @@ class Attended(NamedTuple):
 
     def logits(self, rows: Tensor) -> Tensor:
         """Pre-softmax logits of query rows (R,): (B, H, R, N)."""
-        return row_logits(self.attn, self.q, self.k, rows, self.bias).transpose(0, 1)
+        bias = self.bias if self.bias is None or self.bias.shape[2] == 1 else self.bias.index_select(2, rows)
+        return logits_of(self.attn, self.q.index_select(2, rows), self.k, bias)
 
 
 class Pair(NamedTuple):

@@ -50,6 +50,8 @@ class Chosen(NamedTuple):
 
 def _with_prefix(patches: Tensor, prefix: int) -> Tensor:
     """Puts the prefix tokens before positions among the patches (..., K)."""
+    if not prefix:
+        return patches
     first = torch.arange(prefix, device=patches.device).expand(*patches.shape[:-1], -1)
     return torch.cat([first, patches + prefix], dim=-1)
 
@@ -61,12 +63,9 @@ def kept_count(patches: int, keep: float) -> int:
 
 def highest(scores: Tensor, prefix: int, keep: float) -> Chosen:
     """The `keep` share of the patches with the highest scores (..., N), and all prefix tokens."""
-    count = prefix + kept_count(scores.shape[-1] - prefix, keep)
-    if prefix:
-        # Above all patches, the first highest: one `topk` then yields the prefix tokens in order, then the patches.
-        top = torch.finfo(scores.dtype).max / torch.arange(1, prefix + 1, device=scores.device)
-        scores = torch.cat([top.to(scores.dtype).expand(*scores.shape[:-1], -1), scores[..., prefix:]], dim=-1)
-    return Chosen(scores.topk(count, dim=-1).indices)
+    patches = scores[..., prefix:]
+    places = patches.topk(kept_count(patches.shape[-1], keep), dim=-1, sorted=False).indices
+    return Chosen(_with_prefix(places, prefix))
 
 
 def fewest(scores: Tensor, prefix: int, mass: float, keep: float) -> Chosen:

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from tokensworth.errors import DataError
 from tokensworth.tokens.capture import Pair, dense_pairs
 from tokensworth.tokens.choose import highest
-from tokensworth.tokens.selector import received
 
 # Whole maps of so many images are held at once.
 _IMAGES = 8
@@ -88,9 +87,9 @@ class _Sums:
         self.count += images
         self.kl += images * _divergence(truth, predicted)
         self.kl_current += images * _divergence(truth, current)
-        rows, weights = layer.rows(tokens, every.device)
+        queries = layer.queries(tokens, every.device)
         choices = {
-            "sampled": received(predicted.index_select(2, rows).exp(), weights),
+            "sampled": queries.received(layer.selector(queries.of_map(logits)).exp()),
             "all_rows": predicted.exp().sum(2),
             "current": current.exp().sum(2),
             "random": torch.rand(truth.shape[0], truth.shape[1], tokens, generator=generator).to(every.device),

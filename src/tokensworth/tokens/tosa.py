@@ -40,8 +40,8 @@ class ToSA(Method):
         keep: share of the patch tokens that take part, one for all ToSA layers or one for each. Prefix
             tokens always take part.
         scope: `layer` or `per_head`, see above.
-        rows: how many query rows are scored, spread over the grid; 0 for all, as published, which costs more
-            than it saves. Prefix tokens are always scored.
+        rows: how many query rows are scored, about: the mean queries of so many blocks of the grid, and each prefix
+            token's own. 0 for every query, as published, which costs more than it saves.
         kernel: size of the selector's first convolution along the keys, odd.
         width: the selector's hidden channels per head, at least 2.
         mass: keep as few tokens as hold this share of the predicted attention, at most `keep`; 0 for off.
@@ -53,7 +53,7 @@ class ToSA(Method):
     layers: tuple[int, ...] = (2, 4, 6, 8, 10)
     keep: float | tuple[float, ...] = 0.8
     scope: Literal["layer", "per_head"] = "layer"
-    rows: int = 32
+    rows: int = 16
     kernel: int = 3
     width: int = 4
     mass: float = 0.0

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tokensworth.tokens.attention import row_logits
+from tokensworth.tokens.attention import logits_of
 from tokensworth.tokens.choose import Chosen, fewest, highest
-from tokensworth.tokens.selector import Selector, received, row_weights, staggered_rows
+from tokensworth.tokens.queries import Queries, block_queries
+from tokensworth.tokens.scoring import scores_of
+from tokensworth.tokens.selector import Selector
 
 if TYPE_CHECKING:
     from tokensworth.tokens.tosa import ToSA
-
-# On a CPU the selector runs a few images at a time, its hidden maps near this size: small enough for a cache.
-_CHUNK_BYTES = 2**20
 
 
 class Picked(NamedTuple):
@@ -54,19 +53,18 @@ class ToSALayer(nn.Module):
         self.method, self.keep, self.prefix, self.grid = method, keep, prefix, grid
         self.selector = Selector(heads, method.width * heads, method.kernel)
         self.picked: Picked | None = None
-        self._rows: dict[tuple[int, int, torch.device], tuple[Tensor, Tensor]] = {}
+        self._queries: dict[tuple[int, int, torch.device], Queries] = {}
         self.record: Callable[[Chosen], None] | None = None
 
-    def rows(self, tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Query rows that are scored, (R,), and how many queries each stands for, (1, R)."""
+    def queries(self, tokens: int, device: torch.device) -> Queries:
+        """The query rows that are scored, of N."""
         count, patches = self.method.rows, tokens - self.prefix
         key = (tokens, count, device)
-        known = None if torch.compiler.is_compiling() else self._rows.get(key)
+        known = None if torch.compiler.is_compiling() else self._queries.get(key)
         if known is None:
-            rows = staggered_rows(patches, self.width(tokens), self.prefix, count, device)
-            known = rows, row_weights(patches, self.prefix, len(rows), device)
+            known = block_queries(patches, self.width(tokens), self.prefix, count, device)
             if not torch.compiler.is_compiling():
-                self._rows[key] = known
+                self._queries[key] = known
         return known
 
     def width(self, tokens: int) -> int:
@@ -75,8 +73,8 @@ class ToSALayer(nn.Module):
         return self.grid[1] if self.grid[0] * self.grid[1] == patches else math.isqrt(patches)
 
     def choose(self, scores: Tensor) -> Chosen:
-        """The tokens that take part, by scores (H, B, N)."""
-        scores = scores.mean(dim=0) if self.method.scope == "layer" else scores.transpose(0, 1)
+        """The tokens that take part, by scores (B, H, N)."""
+        scores = scores.mean(dim=1) if self.method.scope == "layer" else scores
         if self.method.mass:
             return fewest(scores, self.prefix, self.method.mass, self.keep)
         return highest(scores, self.prefix, self.keep)
@@ -91,37 +89,19 @@ class ToSALayer(nn.Module):
             bias: what is added to its logits, (B, H, N, N), or None.
             whole: predict all rows, to be handed on as relations; the choice stays that of the scored rows.
         """
-        tokens, device = k.shape[2], k.device
-        scored, weights = self.rows(tokens, device)
         predicted = None
         if whole:
-            everything = torch.arange(tokens, device=device)
-            predicted = self.predict(attn, q, k, everything, bias).log_softmax(dim=-1)
+            logits = logits_of(attn, q, k, bias)
+            predicted = self.selector(logits) if self.method.scorer == "selector" else logits.log_softmax(dim=-1)
+        self.picked = Picked(self.choose(self.scores(attn, q, k, bias)), predicted)
+
+    @torch.no_grad()
+    def scores(self, attn: Any, q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:
+        """What tokens are chosen by, (B, H, N); arguments as in `observe`."""
         if self.method.scorer == "random":
-            scores = torch.rand((k.shape[1], len(k), tokens), device=device)
-        elif predicted is not None:
-            scores = received(predicted.index_select(2, scored).exp(), weights)
-        else:
-            step = self._step(scored, tokens) or len(k)
-            pieces = []
-            for start in range(0, len(k), step):
-                part = slice(start, start + step)
-                maps = self.predict(attn, q[part], k[part], scored, None if bias is None else bias[part])
-                pieces.append(received(maps.softmax(dim=-1), weights))
-            scores = pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
-        self.picked = Picked(self.choose(scores), None if predicted is None else predicted.transpose(0, 1))
-
-    def predict(self, attn: Any, q: Tensor, k: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
-        """Rows (R,) of the next layer's map before softmax, heads first: (H, B, R, N); arguments as in `observe`."""
-        if self.method.scorer == "selector":
-            return self.selector.maps(row_logits(attn, q, k, rows, bias, self.selector.margin))
-        return row_logits(attn, q, k, rows, bias)
-
-    def _step(self, scored: Tensor, tokens: int) -> int:
-        """Images at a time whose hidden maps fit a cache; 0 for all at once."""
-        if torch.compiler.is_compiling() or scored.device.type != "cpu":
-            return 0
-        return max(1, _CHUNK_BYTES // (4 * self.selector.conv1.out_channels * len(scored) * tokens))
+            return torch.rand(k.shape[:3], device=k.device)
+        selector = self.selector if self.method.scorer == "selector" else None
+        return scores_of(selector, attn, q, k, bias, self.queries(k.shape[2], k.device))
 
     def pick(self) -> "Picked | None":
         """What was chosen; None where the layer is to run on all tokens."""

@@ -142,7 +142,7 @@ class _Fitter:
         for batch in batches:
             images = _images(batch)
             pairs = dense_pairs(self.model, images.to(self.device))
-            rows, _ = pairs[0].layer.rows(pairs[0].current.k.shape[2], self.device)
+            rows = _draw(pairs[0].current.k.shape[2], self.recipe.rows, self.recipe.seed, self.device)
             count += len(images)
             for name, part in _divergences(pairs, rows).items():
                 sums[name] = sums.get(name, 0.0) + len(images) * float(part)

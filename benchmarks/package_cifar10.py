@@ -2,7 +2,7 @@
 
     python benchmarks/package_cifar10.py --runs RUNS --train TRAIN --test TEST
 
-RUNS holds `cascade`, `static_3`, `static_5` and `static_8`, as `tokensworth train` leaves them. The sample's
+RUNS holds `cascade`, `static_3`, `static_5`, `static_8` and `vit`, as `tokensworth train` leaves them. The sample's
 calibration images are among those held out of training; its test images are of the test split.
 """
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokensworth.cascade import Cascade
-from tokensworth.data.packaged import STATIC_GRIDS, packaged_folder
+from tokensworth.data.packaged import STATIC_GRIDS, packaged_folder, packaged_vit
 from tokensworth.data.sources import ImageSet, hold_out, open_images
 from tokensworth.exits import frontier
 from tokensworth.files import atomic_path, write_json
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--test", required=True)
     options = parser.parse_args()
     out = packaged_folder()
-    homes = {"cascade": out} | {f"static_{g}": out / f"static_{g}" for g in STATIC_GRIDS}
+    homes = {"cascade": out} | {f"static_{g}": out / f"static_{g}" for g in STATIC_GRIDS} | {"vit": packaged_vit()}
     for name, home in homes.items():
         home.mkdir(parents=True, exist_ok=True)
         for file in MODEL_FILES:
@@ -64,6 +64,7 @@ def main() -> None:
         "static_test_accuracy": {
             str(g): answers(Cascade.from_pretrained(out / f"static_{g}"), test).anytime[0] for g in STATIC_GRIDS
         },
+        "vit_test_accuracy": answers(Cascade.from_pretrained(packaged_vit()), test).anytime[0],
     }
     write_json(out / "results.json", json.loads(json.dumps(results, default=float)))
     size = sum(f.stat().st_size for f in out.rglob("*") if f.is_file())

@@ -31,9 +31,9 @@ def test_adapts_runs_differentiates_and_restores(name):
         assert torch.equal(model(x), plain)
 
 
-def _compiled(name: str, backend: str) -> None:
+def _compiled(name: str, backend: str, scope: str = "layer") -> None:
     torch._dynamo.reset()
-    model = adapt(make(name, depth=2), ToSA(layers=(2,), keep=0.5))
+    model = adapt(make(name, depth=2), ToSA(layers=(2,), keep=0.5, scope=scope))
     x = images(model, 1)
     with torch.no_grad():
         expected = model(x)
@@ -41,9 +41,10 @@ def _compiled(name: str, backend: str) -> None:
     torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("scope", ["layer", "per_head"])
 @pytest.mark.parametrize("name", NAMES)
-def test_is_captured_as_one_graph(name):
-    _compiled(name, "aot_eager")
+def test_is_captured_as_one_graph(name, scope):
+    _compiled(name, "aot_eager", scope)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What ships with the package: a CIFAR-10 cascade, its static references, and sample images."""
+"""What ships with the package: a CIFAR-10 cascade, its static references, a deeper plain ViT, and sample images."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -17,6 +17,11 @@ def packaged_folder() -> Path:
 def packaged_statics() -> dict[int, Path]:
     """Folders of the static references by grid."""
     return {grid: packaged_folder() / f"static_{grid}" for grid in STATIC_GRIDS}
+
+
+def packaged_vit() -> Path:
+    """Folder of the packaged 12-layer CIFAR-10 ViT, for token methods to work on."""
+    return packaged_folder() / "vit"
 
 
 def packaged_images(split: str) -> ImageSet:

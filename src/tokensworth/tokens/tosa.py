@@ -53,7 +53,7 @@ class ToSA(Method):
     layers: tuple[int, ...] = (2, 4, 6, 8, 10)
     keep: float | tuple[float, ...] = 0.8
     scope: Literal["layer", "per_head"] = "layer"
-    rows: int = 16
+    rows: int = 9
     kernel: int = 3
     width: int = 4
     mass: float = 0.0

@@ -31,6 +31,8 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/reuse.py
 	$(BIN)/python benchmarks/runner.py
 	$(BIN)/python benchmarks/solvers.py
+	$(BIN)/python benchmarks/tosa.py
+	$(BIN)/python benchmarks/allocator.py
 
 clean:
 	rm -rf $(VENV) dist build report.html

@@ -74,20 +74,27 @@ def adapted(model: SaliencyModel, learned: dict[str, Tensor], method: ToSA) -> S
     return other.eval()
 
 
-def tune(model: SaliencyModel, teacher: SaliencyModel, batches: ImageBatches, epochs: int, say: Any) -> SaliencyModel:
+Lesson = tuple[Tensor, Tensor, Tensor]
+
+
+@torch.no_grad()
+def lessons(teacher: SaliencyModel, batches: ImageBatches) -> list[Lesson]:
+    """Each batch with the dense model's features (B, n, D) and saliency (B, S, S)."""
+    features = ((image, teacher.features(image)) for image, _ in batches)
+    return [(x, wanted, teacher.logits(wanted, x.shape[2]).sigmoid()) for x, wanted in features]
+
+
+def tune(model: SaliencyModel, taught: list[Lesson], epochs: int, say: Any) -> SaliencyModel:
     """Phase 2 for dense prediction: the backbone learns from the dense model's features and saliency, no labels.
 
     The keep ratio goes round from batch to batch; selectors, their scores and the head stay as they are.
     """
     weights = [p for name, p in model.backbone.named_parameters() if name not in set(token_keys(model.backbone))]
     optimizer = torch.optim.AdamW(weights, lr=TUNING_LR, weight_decay=0.05)
-    total, step = epochs * len(batches), 0
+    total, step = epochs * len(taught), 0
     torch.manual_seed(SEED)
     for _ in range(epochs):
-        for image, _ in batches:
-            with torch.no_grad():
-                wanted = teacher.features(image)
-                shown = teacher.logits(wanted, image.shape[2]).sigmoid()
+        for image, wanted, shown in taught:
             for group in optimizer.param_groups:
                 group["lr"] = TUNING_LR * min(1, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / total))
             set_keep(model, KEEPS[step % len(KEEPS)])
@@ -134,7 +141,7 @@ def main() -> None:
     batches = ImageBatches(images.select(left[:FITTED]), transform, 16, keep=True)
     held = ImageBatches(images.select(held_at), transform, 20, keep=True)
     model = SaliencyModel.load(options.weights)
-    method = ToSA(layers=(2, 4, 6, 8, 10), keep=0.5, scope=options.scope, kernel=options.kernel, width=options.width)
+    method = ToSA(layers=(2, 4, 6, 8, 10), keep=0.5, kernel=options.kernel, width=options.width)
     adapt(model, method)
     recipe = SelectorRecipe(epochs=options.epochs, seed=SEED)
     start = time.perf_counter()
@@ -151,15 +158,18 @@ def main() -> None:
     console = Console(width=140)
     console.print(overlap_table(fit.report, 0.5))
     learned = {k: v.clone() for k, v in model.state_dict().items() if k in token_keys(model)}
+    # One fitting serves both scopes.
+    method = replace(method, scope=options.scope)
     teacher = restore(copy.deepcopy(model)).eval()
     salient = saliency(teacher, held)
+    taught = lessons(teacher, batches) if options.tune else []
     maps = []
     for side, choice in SIDES.items():
         other = adapted(model, learned, replace(method, **choice))
         maps += [{"side": side, "tuned": 0, **row} for row in compare(other, salient, held)]
         if options.tune:
             with progress(f"tuning: {side}", None, False) as update:
-                tune(other, teacher, batches, options.tune, update)
+                tune(other, taught, options.tune, update)
             maps += [{"side": side, "tuned": options.tune, **row} for row in compare(other.eval(), salient, held)]
     patches = torch.nn.functional.avg_pool2d(salient.unsqueeze(1), 14)[:, 0].flatten(1) > 0.5
     kept = token_statistics(kept_patches(model, held), patches) if options.scope == "layer" else None

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tokensworth as tw
-from tokensworth.data.packaged import packaged_folder, packaged_images, packaged_statics
+from tokensworth.data.packaged import packaged_folder, packaged_images, packaged_statics, packaged_vit
 from tokensworth.exits.outcome import evaluate
 from tokensworth.jobs.answers import answers
 from tokensworth.jobs.demo import BUDGETS, run_demo
@@ -34,6 +34,19 @@ def test_the_sample_is_as_accurate_as_the_whole_test_split(cascade):
         assert here == pytest.approx(whole, abs=0.03)
     assert seen.anytime == sorted(seen.anytime)
     assert results["test_accuracy"][-1] >= 0.85
+
+
+def test_the_packaged_vit_is_twelve_layers_that_token_methods_work_on():
+    model = tw.Cascade.from_pretrained(packaged_vit())
+    results = json.loads((packaged_folder() / "results.json").read_text())
+    images = packaged_images("test")
+    assert len(model.stages[0].vit.blocks) == 12
+    plain = answers(model, images)
+    assert plain.anytime[0] == pytest.approx(results["vit_test_accuracy"], abs=0.03)
+    with pytest.warns(UserWarning, match="not fitted"):
+        adapted = answers(tw.adapt(model, tw.ToSA(keep=0.8)), images)
+    assert adapted.exit_costs[0] < plain.exit_costs[0]
+    assert adapted.anytime[0] > plain.anytime[0] - 0.1
 
 
 def test_calibration_and_test_images_are_different():

@@ -53,7 +53,7 @@ def tosa_figure() -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), sharey=True, constrained_layout=True)
     for (name, points), color in zip(found["frontiers"].items(), (CASCADE, EXIT, "#1a7f37"), strict=False):
         values = [100 * p["accuracy"] for p in points[1:]]
-        left.plot([p["macs"] / 1e6 for p in points[1:]], values, "o-", color=color, label=f"ToSA, selectors {name}")
+        left.plot([p["macs"] / 1e6 for p in points[1:]], values, "o-", color=color, label=f"ToSA, {name}")
         right.plot([p["millis"] for p in points[1:]], values, "o-", color=color)
     dense = next(iter(found["frontiers"].values()))[0]
     left.plot([dense["macs"] / 1e6], [100 * dense["accuracy"]], "s", color=STATIC, label="dense")

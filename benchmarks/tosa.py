@@ -30,7 +30,8 @@ def selector_share(model: Any, images: torch.Tensor, repeats: int) -> tuple[floa
     block, before = copy.deepcopy(model.blocks[2]), model.blocks[0].attn
     tokens = model.num_prefix_tokens + layer.grid[0] * layer.grid[1]
     x = torch.randn(len(images), tokens, model.embed_dim)
-    q, k = torch.randn(2, len(images), before.num_heads, tokens, before.head_dim)
+    # As the layer has them: views of one projection.
+    q, k, _ = torch.randn(len(images), tokens, 3, before.num_heads, before.head_dim).permute(2, 0, 3, 1, 4)
     sides = {"selector": lambda: layer.observe(before, q, k, None), "layer": lambda: block(x)}
     # Layer 3 serves layer 4; without that, it is the plain block.
     block.attn.__class__ = type(block.attn).__mro__[2]

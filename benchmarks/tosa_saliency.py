@@ -33,7 +33,7 @@ from tokensworth.tokens import ToSA, adapt, restore, set_keep
 from tokensworth.tokens.method import token_keys
 from tokensworth.tokens.statistics import token_statistics
 from tokensworth.tokens.tosa import recording
-from tokensworth.train.selectors import SelectorRecipe, fit_selectors
+from tokensworth.train.selectors import STATE_NAME, SelectorRecipe, fit_selectors
 
 SEED, FITTED, HELD_OUT = 0, 800, 200
 KEEPS = (0.8, 0.6, 0.5)
@@ -144,6 +144,7 @@ def main() -> None:
     method = ToSA(layers=(2, 4, 6, 8, 10), keep=0.5, kernel=options.kernel, width=options.width)
     adapt(model, method)
     recipe = SelectorRecipe(epochs=options.epochs, seed=SEED)
+    resumed = options.out is not None and (options.out / STATE_NAME).exists()
     start = time.perf_counter()
     with progress("fitting", None, False) as update:
         fit = fit_selectors(
@@ -186,7 +187,7 @@ def main() -> None:
         "images": len(batches.images),
         "held_out": len(held.images),
         "data_sha256": images.digest(),
-        "fit_seconds": seconds,
+        "fit_seconds": None if resumed else seconds,
         "recipe": asdict(recipe),
         "method": method.to_dict(),
         "history": fit.history,
@@ -200,7 +201,8 @@ def main() -> None:
         if kept
         else None,
     }
-    title = f"saliency maps against the dense model's; selectors fitted in {seconds / 60:.1f} minutes"
+    how = "selectors of an earlier run" if resumed else f"selectors fitted in {seconds / 60:.1f} minutes"
+    title = f"saliency maps against the dense model's, scope {options.scope}; {how}"
     finish(
         f"tosa_saliency_{options.scope}",
         title,

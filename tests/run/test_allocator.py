@@ -13,8 +13,10 @@ def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     torch.zeros(10**8, dtype=torch.uint8)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-faults()
-print(min(faults() for _ in range(3)))
+# At first a block may be a little too small to serve again; after some, there is one for every wish.
+for _ in range(20):
+    faults()
+print(sum(faults() for _ in range(3)))
 """
 
 

@@ -47,7 +47,7 @@ def _by_pieces(selector: Selector, rows: Tensor, k: Tensor, queries: Queries) ->
     pieces = []
     for start in range(0, images, step):
         some, keys = rows[start : start + step], k[start : start + step]
-        # A product for each image or head, whichever are fewer: a view of one projection is multiplied as it is.
+        # One product for a single image, else one for each head: so keys that view one projection stay as they are.
         if len(some) == 1:
             logits = torch.bmm(some[0], keys[0].mT).unsqueeze(1)
         else:

@@ -16,7 +16,7 @@ kept = False
 
 
 def keep_freed_memory() -> bool:
-    """Makes this process keep the memory it frees, at its highest mark, for what it allocates next.
+    """Makes this process keep the memory it frees for what it allocates next; it holds its highest mark until it ends.
 
     Does nothing where the C library is not glibc, or where its settings in the environment (MALLOC_..., or
     GLIBC_TUNABLES) say that somebody has decided already.

@@ -21,5 +21,22 @@ def test_rows_are_resized_as_the_released_code_does(pair, prefix, zeros):
     assert torch.equal(got[:, :prefix], maps[:, :prefix])
 
 
+@given(grids, st.integers(0, 2), st.integers(0, 1), st.booleans())
+def test_gradients_are_those_of_the_matrix(pair, prefix, zeros, naive):
+    coarse, fine = pair
+    resize = RowResize(coarse, fine, prefix, naive, zeros)
+    given_maps = torch.randn(3, prefix + coarse**2, 2)
+    with torch.inference_mode():
+        # What a batch made ready in inference serves a smaller one in training.
+        matrix = resize(torch.eye(prefix + coarse**2).unsqueeze(0).expand(4, -1, -1))[0]
+    matrix = matrix.clone()
+    maps = given_maps.clone().requires_grad_()
+    out = resize(maps)
+    torch.testing.assert_close(out, matrix @ given_maps, atol=1e-5, rtol=1e-5)
+    grad = torch.randn_like(out)
+    out.backward(grad)
+    torch.testing.assert_close(maps.grad, matrix.T @ grad, atol=1e-5, rtol=1e-5)
+
+
 def test_a_constant_grid_stays_constant():
     assert torch.allclose(side_matrix(10, 14).sum(1), torch.ones(14))

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from tokensworth.cascade.backbone import make_backbone
 from tokensworth.cascade.config import CascadeConfig
 from tokensworth.cascade.reuse import FeatureReuse, RelationReuse, Upstream
+from tokensworth.errors import UnsupportedModelError
 from tokensworth.tokens.attention import attend, finish, logits_of, project
 from tokensworth.tokens.choose import Chosen
 from tokensworth.tokens.gather import put, take
+from tokensworth.tokens.method import Method
 from tokensworth.tokens.tosa_modules import attend_per_head, observe, thinned
 
 
@@ -57,6 +59,8 @@ class Stage(nn.Module):
         self.joint_norm = reuse.joint_norm
         self.all_features = reuse.feature == "each"
         self.keeps_relations = reuse.relation != "off"
+        # Whether any stage of the cascade leans on another.
+        self.leans = len(config.grids) > 1 and (reuse.feature != "off" or self.keeps_relations)
         self.feature: FeatureReuse | None = None
         self.relation: RelationReuse | None = None
         self.balance: nn.Parameter | None = None
@@ -74,6 +78,18 @@ class Stage(nn.Module):
             if reuse.weighting:
                 # How much own and reused relations count, per layer and head.
                 self.balance = nn.Parameter(torch.ones(self.depth, 2, self.heads))
+
+    def check_method(self, method: Method) -> None:
+        """Refuses a token method that cannot run here.
+
+        Raises:
+            UnsupportedModelError: the method changes the grid that a stage reuses or hands on.
+        """
+        if self.leans and not method.follows_reuse:
+            raise UnsupportedModelError(
+                f"{method.name} cannot run in a cascade whose stages reuse features or relations; "
+                "ToSA can, or a cascade with both reuses off"
+            )
 
     def reused(self, layer: int, prior: Tensor) -> Tensor:
         """What one layer adds to its own logits: (B, H, N, N)."""
@@ -111,7 +127,7 @@ class Stage(nn.Module):
             if self.feature is not None and state is not None:
                 context = self.feature(layer, state.features)
             kept = relations if hand_on and self.keeps_relations else None
-            x = self._block(block, layer, x, bias, context, kept)  # type: ignore[arg-type]
+            x = self._block(block, layer, x, bias, context, kept) if self.leans else block(x)  # type: ignore[arg-type]
             features = [*features, x] if self.all_features else [x]
         logits = vit.forward_head(vit.norm(x))
         if not hand_on:

@@ -4,11 +4,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any, ClassVar, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from tokensworth.errors import UnsupportedModelError
+from tokensworth.tokens import methods
 from tokensworth.tokens.vit import Swaps, ViT, find_vits
 
 M = TypeVar("M", bound=nn.Module)
@@ -29,16 +33,31 @@ class Adapted(nn.Module):
         self.enabled = True
         self.swaps = Swaps()
 
+    def penalty(self) -> Tensor | None:
+        """What the last forward pass in training adds to the loss, a scalar; None for nothing."""
+        return None
+
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """Options of a token method. A subclass names itself and is then known to `list_methods`."""
+    """Options of a token method. A subclass that names itself is known to `list_methods`.
+
+    Attributes:
+        name: what commands and saved models call the method.
+        keeps_grid: whether every token is still there after the last layer, under any options.
+        follows_reuse: whether it can run in a cascade whose stages reuse features or relations.
+        needs_training: whether what it adds must be trained before it is of use.
+    """
 
     name: ClassVar[str]
+    keeps_grid: ClassVar[bool] = False
+    follows_reuse: ClassVar[bool] = False
+    needs_training: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        _METHODS[cls.name] = cls
+        if "name" in vars(cls):
+            _METHODS[cls.name] = cls
 
     @abstractmethod
     def attach(self, vit: ViT) -> Adapted:
@@ -53,9 +72,28 @@ class Method(ABC):
         return {"name": self.name, **asdict(self)}
 
 
+@cache
+def _find_methods() -> None:
+    """Imports every file of `tokens/methods`, so that a new method need not be named anywhere else."""
+    for module in iter_modules(methods.__path__):
+        import_module(f"{methods.__name__}.{module.name}")
+
+
 def list_methods() -> list[str]:
     """Names of the token methods."""
+    _find_methods()
     return sorted(_METHODS)
+
+
+def method_class(name: str) -> type[Method]:
+    """The options of a method by its name.
+
+    Raises:
+        UnsupportedModelError: no such method.
+    """
+    if name not in list_methods():
+        raise UnsupportedModelError(f"no token method {name!r}; there are {', '.join(list_methods())}")
+    return _METHODS[name]
 
 
 def method_from_dict(values: Mapping[str, Any]) -> Method:
@@ -66,10 +104,9 @@ def method_from_dict(values: Mapping[str, Any]) -> Method:
     """
     options = dict(values)
     name = options.pop("name", None)
-    if name not in _METHODS:
-        raise UnsupportedModelError(f"no token method {name!r}; there are {', '.join(list_methods())}")
+    kind = method_class(str(name))
     try:
-        return _METHODS[name](**options)
+        return kind(**options)
     except TypeError as error:
         raise UnsupportedModelError(f"options do not fit {name}: {error}") from None
 
@@ -78,6 +115,16 @@ def adapted_vits(model: nn.Module) -> list[tuple[ViT, Adapted]]:
     """The adapted vision transformers in a model, each with what was added to it."""
     pairs = ((part, getattr(part, "token_method", None)) for part in model.modules())
     return [(vit, added) for vit, added in pairs if isinstance(added, Adapted)]  # type: ignore[misc]
+
+
+def method_penalties(model: nn.Module) -> list[Tensor]:
+    """What the token methods in a model add to the loss of the last forward pass in training, scalars.
+
+    Example:
+        >>> loss = criterion(model(images), labels) + sum(method_penalties(model))  # doctest: +SKIP
+    """
+    found = (added.penalty() for _, added in adapted_vits(model))
+    return [penalty for penalty in found if penalty is not None]
 
 
 def token_keys(model: nn.Module) -> set[str]:
@@ -113,6 +160,10 @@ def adapt(model: M, method: Method) -> M:
     known = method_of(model)
     if known is not None:
         raise UnsupportedModelError(f"the model is already adapted with {known}; restore() it first")
+    for part in model.modules():
+        check = getattr(part, "check_method", None)
+        if check is not None:
+            check(method)
     try:
         for vit in find_vits(model):
             added = method.attach(vit)

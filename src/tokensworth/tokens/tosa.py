@@ -50,6 +50,8 @@ class ToSA(Method):
     """
 
     name: ClassVar[str] = "tosa"
+    keeps_grid: ClassVar[bool] = True
+    follows_reuse: ClassVar[bool] = True
     layers: tuple[int, ...] = (2, 4, 6, 8, 10)
     keep: float | tuple[float, ...] = 0.8
     scope: Literal["layer", "per_head"] = "layer"

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tokensworth.data.batches import Batches, derive_seed
 from tokensworth.errors import MissingExtraError, TrainingError
 from tokensworth.files import clear_leftovers
+from tokensworth.tokens.method import method_penalties
 from tokensworth.train.loss import CascadeLoss
 from tokensworth.train.precision import choose_precision
 from tokensworth.train.state import STATE_NAME, TrainState, load_state, save_state
@@ -78,7 +79,10 @@ class Progress:
 
 
 def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices; other decayed weights; and what is not decayed. Muon steps the first group, AdamW the rest."""
+    """Matrices; other decayed weights; and what is not decayed. Muon steps the first group, AdamW the rest.
+
+    What a token method learns is small and new, so that it is not made orthogonal either.
+    """
     embeddings = ("cls_token", "pos_embed", "reg_token", "balance")
     matrices, mixers, plain = [], [], []
     for name, parameter in model.named_parameters():
@@ -88,7 +92,8 @@ def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, A
             plain.append(parameter)
         else:
             # Relation mixers (groups, out, in) are no matrices to be made orthogonal as a whole.
-            (mixers if parameter.ndim == 3 else matrices).append(parameter)
+            apart = parameter.ndim == 3 or "token_method" in name.split(".")
+            (mixers if apart else matrices).append(parameter)
     groups = [
         {"params": matrices, "weight_decay": weight_decay},
         {"params": mixers, "weight_decay": weight_decay, "use_fallback": True},
@@ -228,6 +233,8 @@ class Trainer:
         self.scheduler.step_update(self.state.step)
         with self.accelerator.autocast():
             loss = self.loss(self.wrapped(images), target, self._teaching(images))
+            for penalty in method_penalties(self.model):
+                loss = loss + penalty
         value = loss.item()
         self._check("loss", value)
         self.accelerator.backward(loss)

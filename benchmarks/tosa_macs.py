@@ -27,7 +27,7 @@ def main() -> None:
         adapt(model, ToSA(layers=LAYERS, keep=keep, scope=scope, rows=scored))
         cost = describe(model)
         restore(model)
-        selectors = sum(layer.selector_macs for layer in cost.layers)
+        selectors = sum(layer.selector_macs or 0 for layer in cost.layers)
         thinned = plain - (cost.macs - selectors)
         found.append(
             {

@@ -121,4 +121,6 @@ def make_stem(stem: str, size: int, grid: int, dim: int, patch: int, in_chans: i
             trunc_normal_(layer.weight, std=0.02)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
+    # As timm's own stems name them.
+    module.grid_size, module.num_patches = (grid, grid), grid * grid  # type: ignore[assignment]
     return module

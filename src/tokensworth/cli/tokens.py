@@ -53,7 +53,7 @@ def _value(text: str) -> Any:
 def adapt(
     model: AnyModel,
     out: Annotated[Path, typer.Option(help="Folder for the adapted model.")],
-    method: Annotated[str, typer.Option(help="Token method; `tosa`.")] = "tosa",
+    method: Annotated[str, typer.Option(help="Token method; an unknown name lists them.")] = "tosa",
     option: Annotated[
         list[str], typer.Option("--set", help="Option of the method, as keep=0.8 or layers=2,4; may be repeated.")
     ] = [],  # noqa: B006
@@ -80,7 +80,8 @@ def _costs(cost: "Description") -> Any:
     title = f"{show_cost(cost.macs, 'MACs')} instead of {show_cost(cost.dense_macs, 'MACs')} per image"
     table = Table("layer", "tokens that take part", "selector's MACs", title=f"{title}, {100 * cost.saved:.1f} % saved")
     for layer in cost.layers:
-        table.add_row(layer.name, f"{layer.kept} of {layer.tokens}", show_cost(layer.selector_macs, "MACs"))
+        selector = "" if layer.selector_macs is None else show_cost(layer.selector_macs, "MACs")
+        table.add_row(layer.name, f"{layer.kept} of {layer.tokens}", selector)
     return table
 
 
@@ -94,20 +95,28 @@ def fit(
     epochs: Annotated[int, typer.Option(help="Passes over the images, at most.")] = 8,
     batch_size: Annotated[int, typer.Option(help="Images per step.")] = 16,
     lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-2,
-    keep: Annotated[float, typer.Option(help="Keep ratio at which the report judges the choice.")] = 0.5,
+    keep: Annotated[float, typer.Option(help="ToSA: keep ratio at which the report judges the choice.")] = 0.5,
+    share: Annotated[
+        float, typer.Option(help="STAR: choose the rates for this mean share of patches; 0 leaves them.")
+    ] = 0.0,
     seed: Seed = 0,
     device: Device = "",
     threads: Threads = 0,
     as_json: Json = False,
 ) -> None:
-    """Fit the selectors of a ToSA-adapted model to images, no labels needed; run it again to go on."""
+    """Fit what a method learns without labels: ToSA's selectors (run it again to go on), STAR's offline importance."""
     from tokensworth.data.sources import hold_out
     from tokensworth.files import write_json
     from tokensworth.jobs.models import ImageBatches, evaluation_transform, open_model, save_model
+    from tokensworth.tokens.method import method_of
     from tokensworth.train.selectors import SelectorProgress, SelectorRecipe, fit_selectors
+    from tokensworth.train.star import fit_star
 
     set_threads(threads)
     opened = open_model(model, device)
+    method = method_of(opened)
+    if method is not None and method.name not in ("tosa", "star"):
+        raise TokensworthError(f"{method.name} has nothing to fit; `tokensworth train --start {model}` trains it")
     images, held = load_images(data, split), None
     if held_out:
         left, kept_out = hold_out(len(images), held_out, seed)
@@ -115,6 +124,16 @@ def fit(
     if limit:
         images = images.select(hold_out(len(images), max(0, len(images) - limit), seed)[0])
     transform = evaluation_transform(opened)
+    if method is not None and method.name == "star":
+        with progress("fitting", len(images), as_json) as update:
+            found = fit_star(
+                opened, ImageBatches(images, transform, batch_size), share=share or None, on_batch=lambda n: update(n)
+            )
+        save_model(opened, out)
+        write_json(out / "fit.json", asdict(found))
+        keeps = ", ".join(f"{k:.3g} at layer {n}" for n, k in zip(found.layers, found.keep, strict=True))
+        answer(asdict(found) | {"out": str(out)}, as_json, f"STAR keeps {keeps}", f"wrote {out}")
+        return
     with progress("fitting", None, as_json) as update:
 
         def on_step(p: SelectorProgress) -> None:

@@ -16,8 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from tokensworth.cascade import Cascade, CascadeConfig, Upstream
 from tokensworth.cascade.stage import Stage
-from tokensworth.tokens.method import dense
-from tokensworth.tokens.tosa import at_most
+from tokensworth.tokens.method import at_most, dense
 from tokensworth.tokens.vit import find_vits
 
 

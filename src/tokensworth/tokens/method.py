@@ -32,6 +32,8 @@ class Adapted(nn.Module):
         self.method = method
         self.enabled = True
         self.swaps = Swaps()
+        # A method whose cost depends on the image then lets as many tokens take part as it may.
+        self.most = False
 
     def penalty(self) -> Tensor | None:
         """What the last forward pass in training adds to the loss, a scalar; None for nothing."""
@@ -186,12 +188,25 @@ def restore(model: M) -> M:
 @contextmanager
 def dense(model: nn.Module) -> Iterator[None]:
     """While it lasts, an adapted model runs as the plain one."""
+    with _having(model, "enabled", False):
+        yield
+
+
+@contextmanager
+def at_most(model: nn.Module) -> Iterator[None]:
+    """While it lasts, a method whose cost depends on the image keeps as many tokens as it may: what it can cost."""
+    with _having(model, "most", True):
+        yield
+
+
+@contextmanager
+def _having(model: nn.Module, name: str, value: bool) -> Iterator[None]:
     found = adapted_vits(model)
-    before = [added.enabled for _, added in found]
+    before = [getattr(added, name) for _, added in found]
     for _, added in found:
-        added.enabled = False
+        setattr(added, name, value)
     try:
         yield
     finally:
         for (_, added), was in zip(found, before, strict=True):
-            added.enabled = was
+            setattr(added, name, was)

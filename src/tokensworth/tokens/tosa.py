@@ -179,22 +179,6 @@ def tosa_of(model: nn.Module) -> list[AdaptedToSA]:
 
 
 @contextmanager
-def at_most(model: nn.Module) -> Iterator[None]:
-    """While it lasts, an adaptive keep ratio (`mass`) keeps as many tokens as it may: what a model can cost."""
-    layers: list[Any] = [
-        layer for _, a in adapted_vits(model) if isinstance(a, AdaptedToSA) for layer in a.layers.values()
-    ]
-    before = [layer.method for layer in layers]
-    for layer in layers:
-        layer.method = replace(layer.method, mass=0.0)
-    try:
-        yield
-    finally:
-        for layer, method in zip(layers, before, strict=True):
-            layer.method = method
-
-
-@contextmanager
 def recording(model: nn.Module) -> Iterator[list[dict[int, Chosen]]]:
     """Yields, filled by each forward pass, what was chosen: per vision transformer, by ToSA layer number."""
     found = tosa_of(model)

@@ -72,15 +72,17 @@ class ToSALayer(nn.Module):
         patches = tokens - self.prefix
         return self.grid[1] if self.grid[0] * self.grid[1] == patches else math.isqrt(patches)
 
-    def choose(self, scores: Tensor) -> Chosen:
-        """The tokens that take part, by scores (B, H, N)."""
+    def choose(self, scores: Tensor, most: bool = False) -> Chosen:
+        """The tokens that take part, by scores (B, H, N); with `most`, as many as may."""
         scores = scores.mean(dim=1) if self.method.scope == "layer" else scores
-        if self.method.mass:
+        if self.method.mass and not most:
             return fewest(scores, self.prefix, self.method.mass, self.keep)
         return highest(scores, self.prefix, self.keep)
 
     @torch.no_grad()
-    def observe(self, attn: Any, q: Tensor, k: Tensor, bias: Tensor | None, whole: bool = False) -> None:
+    def observe(
+        self, attn: Any, q: Tensor, k: Tensor, bias: Tensor | None, whole: bool = False, most: bool = False
+    ) -> None:
         """Predicts the next layer's map and chooses its tokens.
 
         Args:
@@ -88,12 +90,13 @@ class ToSALayer(nn.Module):
             q, k: its queries and keys (B, H, N, d).
             bias: what is added to its logits, (B, H, N, N), or None.
             whole: predict all rows, to be handed on as relations; the choice stays that of the scored rows.
+            most: keep as many tokens as an adaptive keep ratio may.
         """
         predicted = None
         if whole:
             logits = logits_of(attn, q, k, bias)
             predicted = self.selector(logits) if self.method.scorer == "selector" else logits.log_softmax(dim=-1)
-        self.picked = Picked(self.choose(self.scores(attn, q, k, bias)), predicted)
+        self.picked = Picked(self.choose(self.scores(attn, q, k, bias), most), predicted)
 
     @torch.no_grad()
     def scores(self, attn: Any, q: Tensor, k: Tensor, bias: Tensor | None) -> Tensor:

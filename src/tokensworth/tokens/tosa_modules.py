@@ -16,6 +16,7 @@ class Switch(Protocol):
     """What the layers ask of the adaptation they belong to."""
 
     enabled: bool
+    most: bool
 
     def warn_unfitted(self) -> None:
         """Warns once where the selectors are used as they were made."""
@@ -48,7 +49,7 @@ def observe(attn: nn.Module, q: Tensor, k: Tensor, bias: Tensor | None, whole: b
     served = attn.__dict__.get("serves")
     if served is not None and served[1].enabled:
         served[1].warn_unfitted()
-        served[0].observe(attn, q, k, bias, whole)
+        served[0].observe(attn, q, k, bias, whole, served[1].most)
 
 
 def thinned(part: Any) -> Picked | None:

@@ -29,6 +29,7 @@ class Recipe:
         optimizer: a name that timm knows, such as `adamw` or `muon` (Jordan et al. 2024: orthogonalized
             momentum for matrices, AdamW for the rest; reaches an accuracy in far fewer epochs).
         lr: peak learning rate.
+        token_lr: learning rate of what a token method adds (gates, predictors), relative to `lr`.
         min_lr: where the cosine ends.
         warmup: epochs of linear warm-up.
         weight_decay: of matrices; biases, norms and embeddings are not decayed.
@@ -47,6 +48,7 @@ class Recipe:
     batch_size: int = 128
     optimizer: str = "adamw"
     lr: float = 1e-3
+    token_lr: float = 10.0
     min_lr: float = 1e-5
     warmup: float = 1.0
     weight_decay: float = 0.05
@@ -63,7 +65,7 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.batch_size < 1 or self.lr <= 0:
+        if self.epochs < 1 or self.batch_size < 1 or self.lr <= 0 or self.token_lr <= 0:
             raise TrainingError("epochs, batch size and learning rate must be positive")
 
 
@@ -78,26 +80,28 @@ class Progress:
     history: list[dict[str, Any]]
 
 
-def _parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def _parameter_groups(model: nn.Module, weight_decay: float, token_lr: float) -> list[dict[str, Any]]:
     """Matrices; other decayed weights; and what is not decayed. Muon steps the first group, AdamW the rest.
 
-    What a token method learns is small and new, so that it is not made orthogonal either.
+    What a token method adds is small and new: AdamW too, at a learning rate of its own.
     """
     embeddings = ("cls_token", "pos_embed", "reg_token", "balance")
-    matrices, mixers, plain = [], [], []
+    matrices, mixers, plain, added = [], [], [], []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        if parameter.ndim < 2 or name.endswith((*embeddings, "bias")):
+        if "token_method" in name.split("."):
+            added.append(parameter)
+        elif parameter.ndim < 2 or name.endswith((*embeddings, "bias")):
             plain.append(parameter)
         else:
             # Relation mixers (groups, out, in) are no matrices to be made orthogonal as a whole.
-            apart = parameter.ndim == 3 or "token_method" in name.split(".")
-            (mixers if apart else matrices).append(parameter)
+            (mixers if parameter.ndim == 3 else matrices).append(parameter)
     groups = [
         {"params": matrices, "weight_decay": weight_decay},
         {"params": mixers, "weight_decay": weight_decay, "use_fallback": True},
         {"params": plain, "weight_decay": 0.0, "use_fallback": True},
+        {"params": added, "weight_decay": 0.0, "use_fallback": True, "lr_scale": token_lr},
     ]
     return [group for group in groups if group["params"]]
 
@@ -149,7 +153,7 @@ class Trainer:
         self.model = model.to(device=device)
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.ema = ModelEmaV3(self.model, decay=recipe.ema, use_warmup=True) if recipe.ema else None
-        groups = _parameter_groups(self.model, recipe.weight_decay)
+        groups = _parameter_groups(self.model, recipe.weight_decay, recipe.token_lr)
         self.optimizer = create_optimizer_v2(groups, opt=recipe.optimizer, lr=recipe.lr)
         self.wrapped, self.stepper = self.accelerator.prepare(self.model, self.optimizer)
         steps = self.batches.steps()

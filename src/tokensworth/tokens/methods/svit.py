@@ -103,7 +103,7 @@ class GatedViT(Adapted):
     def choose(self, layer: int, x: Tensor) -> Chosen:
         """In inference: who takes part. The batch is as wide as its hungriest image, in a compiled graph as all."""
         says = self.gates[str(layer)](x)
-        takes = says[..., 0] > says[..., 1]
+        takes = says[..., 0] > (float("-inf") if self.most else says[..., 1])
         spared = self.spared(layer)
         takes[:, :spared] = True
         counts = takes.sum(dim=1, keepdim=True)

@@ -46,13 +46,11 @@ class Method(ABC):
 
     Attributes:
         name: what commands and saved models call the method.
-        keeps_grid: whether every token is still there after the last layer, under any options.
         follows_reuse: whether it can run in a cascade whose stages reuse features or relations.
         needs_training: whether what it adds must be trained before it is of use.
     """
 
     name: ClassVar[str]
-    keeps_grid: ClassVar[bool] = False
     follows_reuse: ClassVar[bool] = False
     needs_training: ClassVar[bool] = False
 
@@ -60,6 +58,11 @@ class Method(ABC):
         super().__init_subclass__(**options)
         if "name" in vars(cls):
             _METHODS[cls.name] = cls
+
+    @property
+    def keeps_grid(self) -> bool:
+        """Whether every token is there, or is there again, after the last layer, as dense prediction needs."""
+        return False
 
     @abstractmethod
     def attach(self, vit: ViT) -> Adapted:

@@ -123,7 +123,7 @@ class ReducingBlock(nn.Module):
         tokens = added.enter(place, x)
         if layer in added.led:
             tokens = added.before(layer, tokens)
-        if rope is not None and tokens.places is not None and tokens.x.shape[1] != added.prefix + tokens.patches:
+        if rope is not None and tokens.places is not None and (place or layer in added.led):
             rope = take_rope(rope, tokens.places, added.prefix)
         bias = added.bias(tokens)
         if layer in added.cut or tokens.policy is not None:

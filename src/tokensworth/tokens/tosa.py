@@ -50,7 +50,6 @@ class ToSA(Method):
     """
 
     name: ClassVar[str] = "tosa"
-    keeps_grid: ClassVar[bool] = True
     follows_reuse: ClassVar[bool] = True
     layers: tuple[int, ...] = (2, 4, 6, 8, 10)
     keep: float | tuple[float, ...] = 0.8
@@ -94,6 +93,10 @@ class ToSA(Method):
                 raise UnsupportedModelError(f"{len(self.keep)} keep ratios for {len(self.layers)} ToSA layers")
             return dict(zip(self.layers, self.keep, strict=True))
         return dict.fromkeys(self.layers, float(self.keep))
+
+    @property
+    def keeps_grid(self) -> bool:
+        return True
 
     def attach(self, vit: ViT) -> "AdaptedToSA":
         for layer in self.layers:

@@ -37,7 +37,6 @@ class SViT(Method):
     """
 
     name: ClassVar[str] = "svit"
-    keeps_grid: ClassVar[bool] = True
     needs_training: ClassVar[bool] = True
     layers: tuple[int, ...] = (4, 5, 6, 7, 8, 9, 10, 11, 12)
     keep: float = 0.7
@@ -49,6 +48,10 @@ class SViT(Method):
         object.__setattr__(self, "layers", tuple(sorted(set(self.layers))))
         if not self.layers or self.layers[0] < 1 or not 0 < self.keep <= 1:
             raise UnsupportedModelError(f"svit layers {list(self.layers)}, keep {self.keep}: from 1 on; above 0 to 1")
+
+    @property
+    def keeps_grid(self) -> bool:
+        return True
 
     def attach(self, vit: ViT) -> "GatedViT":
         return GatedViT(self, vit)

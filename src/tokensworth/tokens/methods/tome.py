@@ -54,6 +54,10 @@ class ToMe(Method):
         step = (2 * self.r - 2 * first) / max(1, depth - 1)
         return [int(first + i * step) for i in range(depth)]
 
+    @property
+    def keeps_grid(self) -> bool:
+        return self.unmerge
+
     def attach(self, vit: ViT) -> "Merging":
         return Merging(self, vit)
 

@@ -65,7 +65,6 @@ def attended(attention: Tensor, prefix: int) -> Tensor:
     return (direct + through).mean(dim=1)
 
 
-@lru_cache(maxsize=64)
 def _filter(count: int, cutoff: float) -> Tensor:
     """The low-pass filter as matrices (2, n, n), real and imaginary: its inverse transform, laid out in a circle."""
     at = torch.arange(count, dtype=torch.float64)
@@ -76,11 +75,15 @@ def _filter(count: int, cutoff: float) -> Tensor:
     return kernel[:, turned]
 
 
+_known_filter = lru_cache(maxsize=64)(_filter)
+
+
 def low_frequency_energy(x: Tensor, cutoff: float) -> Tensor:
     """Sum over channels of the magnitude that a low-pass filter along the sequence leaves: (B, n, D) -> (B, n).
 
     The filter's gain at frequency t of n is 1 - exp(-(t - (n-1)/2)^2 / (2 (n cutoff / 2)^2)).
     """
-    matrices = _filter(x.shape[1], cutoff).to(x.device, torch.float32)
+    make = _filter if torch.compiler.is_compiling() else _known_filter
+    matrices = make(x.shape[1], cutoff).to(x.device, torch.float32)
     real, imaginary = matrices.unsqueeze(1) @ x.float()
     return torch.hypot(real, imaginary).sum(dim=-1)

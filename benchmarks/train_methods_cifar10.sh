@@ -6,35 +6,40 @@
 set -euo pipefail
 train=$1 runs=$2 epochs=${3:-1} images=${4:-6144}
 vit=$(python -c "from tokensworth.data.packaged import packaged_folder; print(packaged_folder() / 'vit')")
-tune() { # NAME STARTING_MODEL
-    if [ ! -f "$runs/$1/train.json" ]; then
-        tokensworth train --data "$train" --hold-out 5000 --limit "$images" --epochs "$epochs" --batch-size 128 \
-            --optimizer muon --lr 1e-3 --warmup 0.1 --start "$2" --teacher "$vit" --seed 0 --out "$runs/$1"
+fitted() { # METHOD [FIT_OPTIONS]: adapted once and fitted, for the methods that learn something without labels
+    local method=$1
+    shift
+    if [ ! -f "$runs/fitted/$method/fit.json" ]; then
+        tokensworth adapt --model "$vit" --method "$method" --out "$runs/fitted/$method"
+        tokensworth fit --model "$runs/fitted/$method" --data "$train" --batch-size 64 --out "$runs/fitted/$method" "$@"
     fi
 }
-one() { # METHOD OPTION VALUE [FIT_OPTIONS]: adapts, fits where the method asks for it, and tunes
-    local name="$1_$3" method=$1 option=$2 value=$3
-    shift 3
+one() { # METHOD OPTION VALUE [MODEL]: adapts and tunes
+    local name="$1_$3"
     if [ ! -f "$runs/start/$name/config.json" ]; then
-        tokensworth adapt --model "$vit" --method "$method" --set "$option=$value" --out "$runs/start/$name"
-        if [ "$method" = tosa ] || [ "$method" = star ]; then
-            tokensworth fit --model "$runs/start/$name" --data "$train" --held-out 5000 --limit 2000 --batch-size 64 \
-                --out "$runs/start/$name"
-        fi
+        tokensworth adapt --model "${4:-$vit}" --method "$1" --set "$2=$3" --out "$runs/start/$name"
     fi
     tune "$name" "$runs/start/$name"
 }
+tune() { # NAME STARTING_MODEL
+    if [ ! -f "$runs/$1/train.json" ]; then
+        tokensworth train --data "$train" --hold-out 5000 --limit "$images" --epochs "$epochs" --batch-size 128 \
+            --lr 5e-4 --warmup 0.1 --start "$2" --teacher "$vit" --seed 0 --out "$runs/$1"
+    fi
+}
+fitted tosa --held-out 500 --limit 1500 --epochs 4
+fitted star --held-out 5000 --limit 1500
 tune dense "$vit"
 for place in 0 1 2; do
     r=(2 4 5) keep=(0.9 0.7 0.5) mild=(0.95 0.925 0.9) gates=(0.7 0.5 0.3) thin=(0.8 0.5 0.3)
     one tome r "${r[place]}"
+    one tosa keep "${thin[place]}" "$runs/fitted/tosa"
+    one svit keep "${gates[place]}"
+    one dynamicvit keep "${keep[place]}"
     one evit keep "${keep[place]}"
     one topk keep "${keep[place]}"
-    one dynamicvit keep "${keep[place]}"
     one vtc_lfc keep "${keep[place]}"
+    one star keep "${keep[place]}" "$runs/fitted/star"
     one random keep "${keep[place]}"
     one pitome keep "${mild[place]}"
-    one svit keep "${gates[place]}"
-    one star keep "${keep[place]}"
-    one tosa keep "${thin[place]}"
 done

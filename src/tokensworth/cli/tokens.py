@@ -59,14 +59,21 @@ def adapt(
     ] = [],  # noqa: B006
     as_json: Json = False,
 ) -> None:
-    """Apply a token method to a model and save it, with what an image costs before and after."""
+    """Apply a token method to a model and save it, with what an image costs before and after.
+
+    A model that is adapted with the same method gets the new options and keeps what it has learned.
+    """
     from tokensworth.jobs.models import open_model, save_model
     from tokensworth.measure.describe import describe
     from tokensworth.tokens import adapt as apply
-    from tokensworth.tokens import method_from_dict
+    from tokensworth.tokens import method_from_dict, method_of, readapt
 
     opened = open_model(model, "cpu")
-    apply(opened, method_from_dict({"name": method, **_options(option)}))
+    known = method_of(opened)
+    if known is not None and known.name == method:
+        readapt(opened, method_from_dict({**known.to_dict(), **_options(option)}))
+    else:
+        apply(opened, method_from_dict({"name": method, **_options(option)}))
     save_model(opened, out)
     cost = describe(opened)
     answer(asdict(cost) | {"out": str(out)}, as_json, _costs(cost), f"wrote {out}")

@@ -24,7 +24,8 @@ from tokensworth.report.tokens import PanelRow, panel_row
 _SHOWN = 4
 
 
-def _plot(figure: Any, name: str, first: bool = False) -> str:
+def embedded_plot(figure: Any, name: str, first: bool = False) -> str:
+    """A plotly figure as HTML; the first of a page brings the library."""
     import plotly.io as pio
 
     return pio.to_html(
@@ -90,9 +91,9 @@ def write_report(study: Study, path: str | Path, title: str = "tokensworth repor
         caption=CAPTION,
         rows=study_rows(study, study.timed),
         statics=static_rows(study),
-        macs_plot=_plot(macs_figure(study), "macs", first=True),
-        time_plot=_plot(time_figure(study), "time"),
-        class_plot=_plot(class_figure(study, policy), "classes"),
+        macs_plot=embedded_plot(macs_figure(study), "macs", first=True),
+        time_plot=embedded_plot(time_figure(study), "time"),
+        class_plot=embedded_plot(class_figure(study, policy), "classes"),
         slider=json.dumps(_slider(study, policy)),
         gallery=gallery(study, policy),
         policy=policy,

@@ -1,7 +1,7 @@
 """Token methods: only the tokens that matter take part."""
 
 from tokensworth.tokens.choose import Chosen
-from tokensworth.tokens.method import Method, adapt, dense, list_methods, method_from_dict, method_of, restore
+from tokensworth.tokens.method import Method, adapt, dense, list_methods, method_from_dict, method_of, readapt, restore
 from tokensworth.tokens.tosa import ToSA, set_keep
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "list_methods",
     "method_from_dict",
     "method_of",
+    "readapt",
     "restore",
     "set_keep",
 ]

@@ -64,6 +64,16 @@ class Method(ABC):
         """Whether every token is there, or is there again, after the last layer, as dense prediction needs."""
         return False
 
+    @property
+    def per_image(self) -> bool:
+        """Whether what an image costs depends on the image."""
+        return False
+
+    @classmethod
+    def settings(cls, depth: int, patches: int) -> list["Method"]:
+        """Three strengths worth comparing, mild to strong, for a model of so many layers and patches."""
+        return [cls()]
+
     @abstractmethod
     def attach(self, vit: ViT) -> Adapted:
         """Changes a vision transformer in place.
@@ -177,6 +187,30 @@ def adapt(model: M, method: Method) -> M:
     except UnsupportedModelError:
         restore(model)
         raise
+    return model
+
+
+def readapt(model: M, method: Method) -> M:
+    """Changes the options of an adapted model and keeps what its method has learned, such as fitted selectors.
+
+    Args:
+        model: adapted with a method of the same kind.
+        method: the new options.
+
+    Raises:
+        UnsupportedModelError: another kind of method, or options under which what was learned does not fit.
+    """
+    known = method_of(model)
+    if known is None or known.name != method.name:
+        raise UnsupportedModelError(f"the model is adapted with {known}, not with another {method.name}")
+    learned = {key: value.clone() for key, value in model.state_dict().items() if key in token_keys(model)}
+    adapt(restore(model), method)
+    found = {key: value.shape for key, value in model.state_dict().items() if key in token_keys(model)}
+    if found != {key: value.shape for key, value in learned.items()}:
+        adapt(restore(model), known)
+        model.load_state_dict(learned, strict=False)
+        raise UnsupportedModelError(f"what {known} has learned does not fit {method}")
+    model.load_state_dict(learned, strict=False)
     return model
 
 

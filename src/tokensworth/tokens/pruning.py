@@ -39,6 +39,11 @@ class Pruning(Method):
         if len(keeps) != len(self.layers) or not all(0 < k <= 1 for k in keeps):
             raise UnsupportedModelError(f"{self.name} keep {self.keep}: one ratio above 0 and at most 1 for each layer")
 
+    @classmethod
+    def settings(cls, depth: int, patches: int) -> list[Method]:
+        layers = tuple(sorted({depth * quarter // 4 + 1 for quarter in (1, 2, 3)}))
+        return [cls(layers=layers, keep=keep) for keep in (0.9, 0.7, 0.5)]
+
     def shares(self) -> dict[int, float]:
         """By layer, the share of all patches that is left after it."""
         keeps = self.keep if isinstance(self.keep, tuple) else (self.keep,) * len(self.layers)

@@ -98,6 +98,15 @@ class ToSA(Method):
     def keeps_grid(self) -> bool:
         return True
 
+    @property
+    def per_image(self) -> bool:
+        return self.mass > 0
+
+    @classmethod
+    def settings(cls, depth: int, patches: int) -> list[Method]:
+        layers = tuple(range(2, max(3, depth - 1), 2))
+        return [cls(layers=layers, keep=keep) for keep in (0.8, 0.5, 0.3)]
+
     def attach(self, vit: ViT) -> "AdaptedToSA":
         for layer in self.layers:
             check_attention(vit, layer)

@@ -40,6 +40,10 @@ class PiToMe(Method):
         if not 0.5 <= self.keep <= 1:
             raise UnsupportedModelError(f"pitome keep {self.keep}: from 0.5 (every patch in a pair) to 1")
 
+    @classmethod
+    def settings(cls, depth: int, patches: int) -> list[Method]:
+        return [cls(keep=round(left ** (1 / depth), 3)) for left in (0.54, 0.39, 0.28)]
+
     def attach(self, vit: ViT) -> "EnergyMerging":
         return EnergyMerging(self, vit)
 

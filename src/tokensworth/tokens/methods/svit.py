@@ -53,6 +53,15 @@ class SViT(Method):
     def keeps_grid(self) -> bool:
         return True
 
+    @property
+    def per_image(self) -> bool:
+        return True
+
+    @classmethod
+    def settings(cls, depth: int, patches: int) -> list[Method]:
+        layers = tuple(range(depth // 4 + 1, depth + 1))
+        return [cls(layers=layers, keep=keep) for keep in (0.7, 0.5, 0.3)]
+
     def attach(self, vit: ViT) -> "GatedViT":
         return GatedViT(self, vit)
 

@@ -46,6 +46,11 @@ class ToMe(Method):
         if any(not isinstance(r, int) or r < 0 for r in each) or not -1 <= self.inflection <= 1:
             raise UnsupportedModelError(f"r {self.r} and inflection {self.inflection}: whole numbers, and -1 to 1")
 
+    @classmethod
+    def settings(cls, depth: int, patches: int) -> list[Method]:
+        # As 8, 13 and 16 of 196 patches are in twelve layers.
+        return [cls(r=max(1, round(share * patches / depth))) for share in (0.49, 0.8, 0.98)]
+
     def schedule(self, depth: int) -> list[int]:
         """Pairs to merge in each of so many layers."""
         if isinstance(self.r, tuple):

@@ -35,6 +35,7 @@ def alternate(
     repeats: int = 7,
     warmup: int = 1,
     device: torch.device | None = None,
+    lead: int = 0,
 ) -> dict[str, Times]:
     """Times several sides in turn, so that a noisy machine is noisy for all of them.
 
@@ -43,11 +44,15 @@ def alternate(
         repeats: timed rounds.
         warmup: rounds before them.
         device: waited for after each call; the CPU where None.
+        lead: calls of a side before each of its timed ones. A short call right after another side's pays for caches
+            that hold the other's weights and code; with a lead it runs as it would in a service of its own.
     """
     place = device or torch.device("cpu")
     taken: dict[str, list[float]] = {name: [] for name in sides}
     for round_ in range(warmup + repeats):
         for name, run in sides.items():
+            for _ in range(lead):
+                run()
             synchronize(place)
             start = time.perf_counter()
             run()

@@ -49,7 +49,7 @@ def table_rows(rows: Sequence[Row]) -> list[tuple[str, ...]]:
             r.setting,
             f"{100 * r.accuracy:.2f}",
             f"{100 * r.difference.mean:+.2f}",
-            f"{100 * r.difference.low:+.2f} to {100 * r.difference.high:+.2f}",
+            f"{100 * r.difference.low:+.1f} to {100 * r.difference.high:+.1f}",
             show_cost(r.macs, "MACs").removesuffix(" MACs"),
             f"{r.macs_ratio:.2f}",
             f"{r.time_ratio:.2f}",

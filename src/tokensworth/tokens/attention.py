@@ -74,7 +74,7 @@ def attend(attn: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = Non
 def finish(attn: Any, x: Tensor, mixed: Tensor) -> Tensor:
     """Joins the heads and projects: (B, H, N, d) -> (B, N, D). `x` is what `project` was given."""
     out = attn.norm(mixed.transpose(1, 2).flatten(2))
-    gate = getattr(attn, "gate", None)
+    gate = attn._modules.get("gate")
     if gate is not None:
         out = out * gate(x).sigmoid()
     return attn.proj_drop(attn.proj(out))

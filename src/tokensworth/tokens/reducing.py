@@ -131,6 +131,7 @@ class ReducingBlock(nn.Module):
             tokens = tokens._replace(x=after)
             if layer in added.cut:
                 tokens = added.between(layer, tokens, seen)
+            del after, seen, bias  # the MLP's memory is the most a layer needs
             tokens = tokens._replace(x=mlp_half(self, tokens.x))
         else:
             options = {} if rope is None else {"rope": rope}

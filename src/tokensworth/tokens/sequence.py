@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tokensworth.tokens.gather import flat_rows, take
+from tokensworth.tokens.gather import take
 
 
 class Tokens(NamedTuple):
@@ -38,29 +38,37 @@ class Tokens(NamedTuple):
         )
 
     def merge(self, kept: Tensor, merged: Tensor, into: Tensor) -> "Tokens":
-        """Averages tokens into others, weighted by how many tokens each stands for.
+        """Averages tokens into others, weighted by how many tokens each stands for; `x` is changed in place.
 
         Args:
             kept: rows (B, K) that remain, in this order.
             merged: rows (B, R) that do not.
-            into: (B, R), for each of these, the place in `kept` of the token it is merged into.
+            into: rows (B, R) among those that remain, into which these are merged.
         """
-        count = kept.shape[1]
-        sizes = torch.ones(self.x.shape[:2], device=self.x.device) if self.sizes is None else self.sizes
-        more = sizes.gather(1, merged)
-        after = sizes.gather(1, kept).scatter_add_(1, into, more)
-        share = more.div_(after.gather(1, into)).unsqueeze(2).to(self.x.dtype)
-        # The new mean is the old one plus its share of the difference: only rows that change are touched twice.
-        x, rows = take(self.x, kept), flat_rows(into, count)
-        moved = (take(self.x, merged) - take(x, into, rows)) * share
-        x = x.flatten(0, 1).index_add_(0, rows, moved.flatten(0, 1))
-        source = self.source
-        if source is not None:
-            row = torch.empty(self.x.shape[:2], dtype=torch.long, device=x.device)
-            order = torch.arange(count, device=x.device).expand(len(kept), -1)
-            source = row.scatter_(1, kept, order).scatter_(1, merged, into).gather(1, source)
-        places = None if self.places is None else self.places.gather(1, kept)
-        return self._replace(x=x.unflatten(0, kept.shape), places=places, sizes=after, source=source)
+        # Few and small operations: at batch 1 what counts is how many there are.
+        images, tokens = self.x.shape[:2]
+        if images == 1:
+            kept_rows, merged_rows, into_rows = kept[0], merged[0], into[0]
+        else:
+            start = torch.arange(0, images * tokens, tokens, device=kept.device).unsqueeze(1)
+            kept_rows, merged_rows, into_rows = ((r + start).flatten() for r in (kept, merged, into))
+        x = self.x.flatten(0, 1)
+        sizes = torch.ones(len(x), device=x.device) if self.sizes is None else self.sizes.flatten()
+        more = sizes.index_select(0, merged_rows)
+        sizes = sizes.index_add(0, into_rows, more)
+        share = more.div_(sizes.index_select(0, into_rows)).unsqueeze(1)
+        # The new mean is the old one plus a share of the difference, so that no other row is touched.
+        moved = x.index_select(0, merged_rows) - x.index_select(0, into_rows)
+        x = x.index_add_(0, into_rows, moved * (share if share.dtype == x.dtype else share.to(x.dtype)))
+        shape = kept.shape
+        return Tokens(
+            x.index_select(0, kept_rows).view(*shape, -1),
+            self.patches,
+            None if self.places is None else self.places.gather(1, kept),
+            sizes.index_select(0, kept_rows).view(shape),
+            None if self.source is None else _moved(self.source, tokens, kept, merged, into),
+            self.policy,
+        )
 
     def whole(self) -> Tensor:
         """The sequence at its first length (B, M, D), each token as the one that holds it now."""
@@ -71,3 +79,10 @@ class Tokens(NamedTuple):
 def first_rows(count: int, like: Tensor) -> Tensor:
     """Rows 0 .. count - 1 for each image of a batch: (B, count)."""
     return torch.arange(count, device=like.device).expand(like.shape[0], -1)
+
+
+def _moved(source: Tensor, tokens: int, kept: Tensor, merged: Tensor, into: Tensor) -> Tensor:
+    """Where each first token (B, M) is held after a merge; arguments as in `Tokens.merge`."""
+    row = torch.zeros(len(kept), tokens, dtype=torch.long, device=kept.device)
+    row = row.scatter(1, kept, first_rows(kept.shape[1], kept))
+    return row.scatter(1, merged, row.gather(1, into)).gather(1, source)

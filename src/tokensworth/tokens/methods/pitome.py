@@ -76,9 +76,10 @@ class EnergyMerging(Reducing):
             first, second = order[:, : 2 * count : 2], order[:, 1 : 2 * count : 2]
             between = alike.gather(1, first.unsqueeze(2).expand(-1, -1, patches))
             partner = between.gather(2, second.unsqueeze(1).expand(-1, count, -1)).argmax(dim=2)
+            into = second.gather(1, partner)
             kept = torch.cat([second, order[:, 2 * count :]], dim=1)
         rows = torch.cat([first_rows(self.prefix, kept), kept + self.prefix], dim=1)
-        return tokens.merge(rows, first + self.prefix, partner + self.prefix)
+        return tokens.merge(rows, first + self.prefix, into + self.prefix)
 
 
 def energy(alike: Tensor, margin: float, alpha: float) -> Tensor:

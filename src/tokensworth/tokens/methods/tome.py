@@ -5,9 +5,9 @@ most similar one at an odd place, and the best `r` of these pairs merge. Similar
 heads.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -99,6 +99,34 @@ class Merging(Reducing):
         return tokens.whole() if self.method.unmerge else tokens.x
 
 
+class Layout(NamedTuple):
+    """Where tokens stand in a sequence of N, prefix tokens first.
+
+    Attributes:
+        even, odd: places of the patches (1, n) that look for a partner, and of those they choose from.
+        order: (1, N), by which the tokens that remain are put in line: prefix tokens, even places, odd places.
+    """
+
+    even: Tensor
+    odd: Tensor
+    order: Tensor
+
+
+def lay_out(tokens: int, prefix: int, device: torch.device) -> Layout:
+    """The layout of a sequence."""
+    places = torch.arange(tokens, device=device).unsqueeze(0)
+    first = (prefix + 1) // 2 * 2
+    order = places + tokens * (1 + places % 2) * (places >= prefix)
+    return Layout(places[:, first::2], places[:, prefix // 2 * 2 + 1 :: 2], order)
+
+
+@lru_cache(maxsize=256)
+def _known_layout(tokens: int, prefix: int, device: torch.device) -> Layout:
+    # A tensor made in inference mode could not be used in training later.
+    with torch.inference_mode(False):
+        return lay_out(tokens, prefix, device)
+
+
 @torch.no_grad()
 def most_similar(keys: Tensor, count: int, prefix: int) -> Pairs:
     """The most similar pairs of a token at an even place and one at an odd place; prefix tokens stay out of it.
@@ -109,23 +137,30 @@ def most_similar(keys: Tensor, count: int, prefix: int) -> Pairs:
         prefix: tokens at the beginning that must remain.
     """
     metric = mean_key(keys)
-    tokens = metric.shape[1]
-    even, odd = math.ceil(prefix / 2), prefix // 2  # of either, so many are prefix tokens
-    alike = metric[:, 2 * even :: 2] @ metric[:, 2 * odd + 1 :: 2].mT
-    # The partner matters for the tokens that merge alone; an argmax over all would cost more than the product.
-    merged = alike.amax(dim=-1).topk(count, dim=-1, sorted=False).indices
-    partner = take(alike, merged).max(dim=-1).indices
-    gone = torch.zeros(alike.shape[:2], dtype=torch.bool, device=alike.device).scatter_(1, merged, True)
-    rest = gone.argsort(dim=1, stable=True)[:, : gone.shape[1] - count]
-    heads = torch.arange(0, 2 * even, 2, device=rest.device).expand(len(rest), -1)
-    odds = torch.arange(1, tokens, 2, device=rest.device).expand(len(rest), -1)
-    kept = torch.cat([heads, rest * 2 + 2 * even, odds], dim=1)
-    return Pairs(kept, merged * 2 + 2 * even, partner + (even + rest.shape[1] + odd))
+    images, tokens = metric.shape[:2]
+    find = lay_out if torch.compiler.is_compiling() else _known_layout
+    even, odd, order = find(tokens, prefix, metric.device)
+    first, second = (prefix + 1) // 2 * 2, prefix // 2 * 2 + 1
+    alike = torch.bmm(metric[:, first::2], metric[:, second::2].mT)
+    if images == 1:
+        best, partner = alike.max(dim=2)
+        merged = best.topk(count, dim=1, sorted=False).indices
+        partner = partner.gather(1, merged)
+    else:
+        # The partner matters for the tokens that merge alone; to look for all would cost more than the product.
+        merged = alike.amax(dim=2).topk(count, dim=1, sorted=False).indices
+        partner = take(alike, merged).max(dim=2).indices
+    gone = even.expand(images, -1).gather(1, merged)
+    line = order.expand(images, -1).scatter(1, gone, 4 * tokens).argsort(dim=1)
+    return Pairs(line[:, : tokens - count], gone, odd.expand(images, -1).gather(1, partner))
 
 
 def mean_key(keys: Tensor) -> Tensor:
     """Direction of the keys' mean over heads: (B, H, N, d) -> (B, N, d), of length 1."""
-    parts = keys.unbind(dim=1)
-    # Few heads are added faster than summed over.
-    total = sum(parts[1:], parts[0]) if 1 < len(parts) <= 4 else keys.sum(dim=1)
+    if 1 < keys.shape[0] and 1 < keys.shape[1] <= 4:
+        # Of large batches, few heads are added faster than summed over.
+        parts = keys.unbind(dim=1)
+        total = sum(parts[1:], parts[0])
+    else:
+        total = keys.sum(dim=1)
     return total / torch.linalg.vector_norm(total, dim=-1, keepdim=True)

@@ -15,7 +15,10 @@ from tokensworth.tokens.vit import find_vits
 from tokensworth.train.relevance import relevance, top_logit
 
 # The rates are looked up at so many shares of the relevance.
-_STEPS = 200
+_STEPS = 1000
+# Share of the importance that all patches share alike, so that those without relevance are told apart from each other
+# by nothing, but not from the rest by everything.
+_FLOOR = 0.05
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,8 @@ def fit_star(
             with dense(model):
                 parts = relevance(model, images, layers, answer)
             held = torch.stack([part[:, prefix:].clamp(min=0) for part in parts])  # (layers, B, n)
-            held = (held + 1e-9) / (held + 1e-9).sum(dim=-1, keepdim=True)
+            held = held / held.sum(dim=-1, keepdim=True).clamp(min=1e-9)
+            held = (1 - _FLOOR) * held + _FLOOR / held.shape[-1]
             importance = importance + held.sum(dim=1)
             needed = needed + _needed(held, levels).sum(dim=1)
             seen += len(images)

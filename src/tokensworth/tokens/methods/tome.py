@@ -157,7 +157,7 @@ def most_similar(keys: Tensor, count: int, prefix: int) -> Pairs:
 
 def mean_key(keys: Tensor) -> Tensor:
     """Direction of the keys' mean over heads: (B, H, N, d) -> (B, N, d), of length 1."""
-    if 1 < keys.shape[0] and 1 < keys.shape[1] <= 4:
+    if keys.shape[0] > 1 and 1 < keys.shape[1] <= 4:
         # Of large batches, few heads are added faster than summed over.
         parts = keys.unbind(dim=1)
         total = sum(parts[1:], parts[0])

@@ -111,18 +111,22 @@ def fit(
     threads: Threads = 0,
     as_json: Json = False,
 ) -> None:
-    """Fit what a method learns without labels: ToSA's selectors (run it again to go on), STAR's offline importance."""
+    """Fit what a method learns without labels: ToSA's selectors (run it again to go on), STAR's offline importance,
+    VTC-LFC's channels."""
     from tokensworth.data.sources import hold_out
     from tokensworth.files import write_json
     from tokensworth.jobs.models import ImageBatches, evaluation_transform, open_model, save_model
     from tokensworth.tokens.method import method_of
+    from tokensworth.tokens.methods.vtc_lfc import VTCLFC
+    from tokensworth.train.channels import prune_channels
     from tokensworth.train.selectors import SelectorProgress, SelectorRecipe, fit_selectors
     from tokensworth.train.star import fit_star
+    from tokensworth.train.unlabelled import can_fit
 
     set_threads(threads)
     opened = open_model(model, device)
     method = method_of(opened)
-    if method is not None and method.name not in ("tosa", "star"):
+    if method is not None and method.name != "tosa" and not can_fit(method):
         raise TokensworthError(f"{method.name} has nothing to fit; `tokensworth train --start {model}` trains it")
     images, held = load_images(data, split), None
     if held_out:
@@ -131,6 +135,15 @@ def fit(
     if limit:
         images = images.select(hold_out(len(images), max(0, len(images) - limit), seed)[0])
     transform = evaluation_transform(opened)
+    if isinstance(method, VTCLFC):
+        with progress("fitting", None, as_json):
+            widths = prune_channels(opened, ImageBatches(images, transform, batch_size), method.channels)
+        save_model(opened, out)
+        value = {"images": len(images), "hidden": widths}
+        write_json(out / "fit.json", value)
+        left = f"hidden channels left in each layer: {', '.join(map(str, widths))}"
+        answer(value | {"out": str(out)}, as_json, left, f"wrote {out}")
+        return
     if method is not None and method.name == "star":
         with progress("fitting", len(images), as_json) as update:
             found = fit_star(

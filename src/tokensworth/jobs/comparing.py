@@ -30,11 +30,13 @@ from tokensworth.measure.macs import count_macs
 from tokensworth.measure.memory import peak_memory
 from tokensworth.measure.timing import alternate
 from tokensworth.run.runner import Runner
-from tokensworth.tokens.method import Method, adapt, method_of, readapt
+from tokensworth.tokens.method import Method, adapt, method_from_dict, method_of, readapt
 from tokensworth.train.unlabelled import can_fit, fit_unlabelled
 
 # Images run alone where what one costs depends on it; images timed alone; images that selectors are fitted to.
 _ALONE, _SINGLES, _FITTED = 256, 32, 1500
+# Options that what a method learns does not depend on.
+_FREE = ("keep", "mass", "alpha")
 
 
 @dataclass(frozen=True)
@@ -177,9 +179,13 @@ class Comparison:
         model = open_model(side.source, self.device)
         if side.method is None:
             return model
-        if not can_fit(side.method.name):
+        if not can_fit(side.method):
             return adapt(model, side.method)
-        return readapt(self._fitted(model, side), side.method)
+        fitted = self._fitted(model, side)
+        known = method_of(fitted)
+        assert known is not None
+        free = {k: v for k, v in side.method.to_dict().items() if k in _FREE}
+        return readapt(fitted, method_from_dict({**known.to_dict(), **free}))
 
     def _fitted(self, model: nn.Module, side: Side) -> nn.Module:
         """The model with a method that has learned what it learns without labels, on calibration images."""
@@ -275,7 +281,7 @@ class Comparison:
 
 def _learning(method: Method) -> str:
     """Options that what a method learns depends on."""
-    return json.dumps({k: v for k, v in method.to_dict().items() if k not in ("keep", "mass", "alpha")})
+    return json.dumps({k: v for k, v in method.to_dict().items() if k not in _FREE})
 
 
 def check_images(images: Images) -> None:

@@ -39,6 +39,10 @@ class Adapted(nn.Module):
         """What the last forward pass in training adds to the loss, a scalar; None for nothing."""
         return None
 
+    def backbone_parameters(self) -> list[nn.Parameter]:
+        """Parameters that stand for some of the model's own and are trained as those are."""
+        return []
+
 
 @dataclass(frozen=True)
 class Method(ABC):

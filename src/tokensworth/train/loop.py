@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tokensworth.data.batches import Batches, derive_seed
 from tokensworth.errors import MissingExtraError, TrainingError
 from tokensworth.files import clear_leftovers
-from tokensworth.tokens.method import method_penalties
+from tokensworth.tokens.method import adapted_vits, method_penalties
 from tokensworth.train.loss import CascadeLoss
 from tokensworth.train.precision import choose_precision
 from tokensworth.train.state import STATE_NAME, TrainState, load_state, save_state
@@ -86,11 +86,12 @@ def _parameter_groups(model: nn.Module, weight_decay: float, token_lr: float) ->
     What a token method adds is small and new: AdamW too, at a learning rate of its own.
     """
     embeddings = ("cls_token", "pos_embed", "reg_token", "balance")
+    own = {id(p) for _, part in adapted_vits(model) for p in part.backbone_parameters()}
     matrices, mixers, plain, added = [], [], [], []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        if "token_method" in name.split("."):
+        if "token_method" in name.split(".") and id(parameter) not in own:
             added.append(parameter)
         elif parameter.ndim < 2 or name.endswith((*embeddings, "bias")):
             plain.append(parameter)

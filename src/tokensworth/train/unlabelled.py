@@ -5,7 +5,9 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from tokensworth.tokens.method import method_of
+from tokensworth.tokens.method import Method, method_of
+from tokensworth.tokens.methods.vtc_lfc import VTCLFC
+from tokensworth.train.channels import prune_channels
 from tokensworth.train.selectors import SelectorRecipe, fit_selectors
 from tokensworth.train.star import fit_star
 
@@ -22,16 +24,26 @@ def _fit_star(model: nn.Module, batches: Batches) -> None:
     fit_star(model, batches)
 
 
-_FITTING: dict[str, Callable[[nn.Module, Batches], None]] = {"tosa": _fit_tosa, "star": _fit_star}
+def _fit_channels(model: nn.Module, batches: Batches) -> None:
+    method = method_of(model)
+    if isinstance(method, VTCLFC) and method.channels < 1 and not method.hidden:
+        prune_channels(model, batches, method.channels)
 
 
-def can_fit(name: str) -> bool:
-    """Whether a method learns something without labels."""
-    return name in _FITTING
+_FITTING: dict[str, Callable[[nn.Module, Batches], None]] = {
+    "tosa": _fit_tosa,
+    "star": _fit_star,
+    "vtc_lfc": _fit_channels,
+}
+
+
+def can_fit(method: Method) -> bool:
+    """Whether a method learns something without labels, under its options."""
+    return method.name in _FITTING and not (isinstance(method, VTCLFC) and method.channels == 1)
 
 
 def fit_unlabelled(model: nn.Module, batches: Batches) -> None:
     """Fits an adapted model's method on images; nothing to do for most methods."""
     method = method_of(model)
-    if method is not None and can_fit(method.name):
+    if method is not None and can_fit(method):
         _FITTING[method.name](model, batches)

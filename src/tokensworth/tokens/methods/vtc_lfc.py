@@ -10,10 +10,11 @@ from functools import lru_cache
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tokensworth.errors import UnsupportedModelError
 from tokensworth.tokens.halves import Seen
+from tokensworth.tokens.narrow import narrow_mlps
 from tokensworth.tokens.pruning import Pruning, PruningViT
 from tokensworth.tokens.sequence import Tokens
 from tokensworth.tokens.vit import ViT
@@ -21,19 +22,24 @@ from tokensworth.tokens.vit import ViT
 
 @dataclass(frozen=True)
 class VTCLFC(Pruning):
-    """Options of VTC-LFC's choice of tokens; see `Pruning`. Channels are pruned by `prune_channels`.
+    """Options of VTC-LFC; see `Pruning` for its choice of tokens. Channels are chosen by `prune_channels`.
 
     Attributes:
         cutoff: width of the filter's stop band, as a share of the sequence.
+        channels: share of the MLPs' hidden channels that `fit` and `compare` keep.
+        hidden: hidden channels left in each layer; empty for all.
     """
 
     name: ClassVar[str] = "vtc_lfc"
     cutoff: float = 0.15
+    channels: float = 1.0
+    hidden: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.cutoff > 0:
-            raise UnsupportedModelError(f"vtc_lfc cutoff {self.cutoff}: above 0")
+        object.__setattr__(self, "hidden", tuple(self.hidden))
+        if not self.cutoff > 0 or not 0.1 <= self.channels <= 1:
+            raise UnsupportedModelError(f"vtc_lfc cutoff {self.cutoff}, channels {self.channels}: above 0; 0.1 to 1")
 
     def attach(self, vit: ViT) -> "LowFrequencyViT":
         return LowFrequencyViT(self, vit)
@@ -43,6 +49,13 @@ class LowFrequencyViT(PruningViT):
     """VTC-LFC on one vision transformer."""
 
     method: VTCLFC  # type: ignore[assignment]
+
+    def __init__(self, method: VTCLFC, vit: ViT) -> None:
+        super().__init__(method, vit)
+        self.narrow = narrow_mlps(vit, self, method.hidden)
+
+    def backbone_parameters(self) -> list[nn.Parameter]:
+        return list(self.narrow.parameters())
 
     def scores(self, layer: int, tokens: Tokens, seen: Seen) -> Tensor:
         energy = low_frequency_energy(tokens.x[:, self.prefix :], self.method.cutoff)

@@ -99,7 +99,7 @@ def plan(model: str, methods: Sequence[str], trained: Sequence[str]) -> tuple[li
     if method_of(opened) is not None or (isinstance(opened, Cascade) and opened.num_stages > 1):
         raise UnsupportedModelError(f"{model} is no plain model; compare one, and give this one with --trained")
     vit = find_vits(opened)[0]
-    sides, left_out = [Side("plain model", "dense", model)], []
+    sides, left_out = [Side("plain", "dense", model)], []
     for text in [n for m in methods for n in (list_methods() if m == "all" else [m])]:
         for method in parse_method(text, vit):
             if not method.needs_training:

@@ -104,7 +104,7 @@ def main() -> None:
                 x = images[:batch]
                 rounds = options.repeats * (4 if batch == 1 else 1)
                 taken = alternate(
-                    {n: (lambda c=c: c(x)) for n, c in calls.items()}, rounds, warmup=3, lead=int(batch == 1)
+                    {n: (lambda c=c, x=x: c(x)) for n, c in calls.items()}, rounds, warmup=3, lead=int(batch == 1)
                 )
             found["compiled"][batch] = {}
             for name, t in taken.items():

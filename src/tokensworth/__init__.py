@@ -34,9 +34,28 @@ if TYPE_CHECKING:
     from tokensworth.measure.keeps import keep_frontier
     from tokensworth.run.results import Result
     from tokensworth.run.runner import Runner
-    from tokensworth.tokens import ToSA, adapt, list_methods, restore, set_keep
+    from tokensworth.tokens import (
+        VTCLFC,
+        DynamicViT,
+        EViT,
+        PiToMe,
+        Random,
+        Star,
+        SViT,
+        ToMe,
+        TopK,
+        ToSA,
+        adapt,
+        list_methods,
+        method_penalties,
+        readapt,
+        restore,
+        set_keep,
+    )
+    from tokensworth.train.channels import prune_channels
     from tokensworth.train.loss import CascadeLoss
     from tokensworth.train.selectors import fit_selectors
+    from tokensworth.train.star import fit_star
 
 __version__ = "0.1.0"
 
@@ -68,13 +87,33 @@ _HOMES = {
     "tokensworth.measure.keeps": ("keep_frontier",),
     "tokensworth.run.results": ("Result",),
     "tokensworth.run.runner": ("Runner",),
-    "tokensworth.tokens": ("ToSA", "adapt", "list_methods", "restore", "set_keep"),
+    "tokensworth.tokens": (
+        "DynamicViT",
+        "EViT",
+        "PiToMe",
+        "Random",
+        "SViT",
+        "Star",
+        "ToMe",
+        "ToSA",
+        "TopK",
+        "VTCLFC",
+        "adapt",
+        "list_methods",
+        "method_penalties",
+        "readapt",
+        "restore",
+        "set_keep",
+    ),
+    "tokensworth.train.channels": ("prune_channels",),
     "tokensworth.train.loss": ("CascadeLoss",),
     "tokensworth.train.selectors": ("fit_selectors",),
+    "tokensworth.train.star": ("fit_star",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "VTCLFC",
     "Accuracy",
     "BudgetError",
     "Calibration",
@@ -83,27 +122,39 @@ __all__ = [
     "CascadeLoss",
     "CheckpointError",
     "DataError",
+    "DynamicViT",
+    "EViT",
     "Frontier",
     "InvalidGridError",
     "Macs",
     "Millis",
     "MissingExtraError",
+    "PiToMe",
     "Policy",
     "PolicyError",
+    "Random",
     "Result",
     "Reuse",
     "Runner",
+    "SViT",
+    "Star",
+    "ToMe",
     "ToSA",
     "TokensworthError",
+    "TopK",
     "TrainingError",
     "UnsupportedModelError",
     "adapt",
     "calibrate",
     "describe",
     "fit_selectors",
+    "fit_star",
     "frontier",
     "keep_frontier",
     "list_methods",
+    "method_penalties",
+    "prune_channels",
+    "readapt",
     "restore",
     "set_keep",
     "solve",

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from timm_models import NAMES, images, make
-from tokensworth.tokens import ToSA, adapt, restore
+from tokensworth.tokens import ToSA, adapt, list_methods, method_from_dict, restore
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*not fitted.*")
 
@@ -28,6 +28,25 @@ def test_adapts_runs_differentiates_and_restores(name):
     assert model.blocks[1].attn.proj.weight.grad.abs().max() > 0
     restore(model)
     with torch.no_grad():
+        assert torch.equal(model(x), plain)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", sorted(set(list_methods()) - {"tosa"}))
+@pytest.mark.parametrize("name", NAMES)
+def test_the_other_methods_run_and_restore(name, method):
+    model = make(name, depth=2)
+    x = images(model, 1)
+    layers = {} if method in ("tome", "pitome") else {"layers": (1, 2)}
+    with torch.no_grad():
+        plain = model(x)
+        adapt(model, method_from_dict({"name": method, **layers}))
+        assert model(x).isfinite().all()
+        torch._dynamo.reset()
+        captured = torch.compile(model, fullgraph=True, backend="aot_eager")(x)
+        if method != "random":
+            torch.testing.assert_close(captured, model(x), atol=1e-4, rtol=1e-4)
+        restore(model)
         assert torch.equal(model(x), plain)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -127,7 +128,6 @@ def _known_layout(tokens: int, prefix: int, device: torch.device) -> Layout:
         return lay_out(tokens, prefix, device)
 
 
-@torch.no_grad()
 def most_similar(keys: Tensor, count: int, prefix: int) -> Pairs:
     """The most similar pairs of a token at an even place and one at an odd place; prefix tokens stay out of it.
 
@@ -136,23 +136,43 @@ def most_similar(keys: Tensor, count: int, prefix: int) -> Pairs:
         count: pairs R; tokens at even places that merge.
         prefix: tokens at the beginning that must remain.
     """
-    metric = mean_key(keys)
+    metric = mean_key(keys.detach())
     images, tokens = metric.shape[:2]
-    find = lay_out if torch.compiler.is_compiling() else _known_layout
-    even, odd, order = find(tokens, prefix, metric.device)
+    compiling = torch.compiler.is_compiling()
     first, second = (prefix + 1) // 2 * 2, prefix // 2 * 2 + 1
     alike = torch.bmm(metric[:, first::2], metric[:, second::2].mT)
-    if images == 1:
-        best, partner = alike.max(dim=2)
-        merged = best.topk(count, dim=1, sorted=False).indices
-        partner = partner.gather(1, merged)
-    else:
-        # The partner matters for the tokens that merge alone; to look for all would cost more than the product.
-        merged = alike.amax(dim=2).topk(count, dim=1, sorted=False).indices
-        partner = take(alike, merged).max(dim=2).indices
+    if images == 1 and not compiling and alike.device.type == "cpu" and alike.dtype == torch.float32:
+        return _pairs_alone(alike[0].numpy(), count, tokens, prefix)
+    even, odd, order = (lay_out if compiling else _known_layout)(tokens, prefix, metric.device)
+    # The partner matters for the tokens that merge alone; to look for all would cost more than the product.
+    merged = alike.amax(dim=2).topk(count, dim=1, sorted=False).indices
+    partner = take(alike, merged).max(dim=2).indices
     gone = even.expand(images, -1).gather(1, merged)
     line = order.expand(images, -1).scatter(1, gone, 4 * tokens).argsort(dim=1)
     return Pairs(line[:, : tokens - count], gone, odd.expand(images, -1).gather(1, partner))
+
+
+@lru_cache(maxsize=256)
+def _line(tokens: int, prefix: int) -> np.ndarray:
+    """The rows in the order of those that remain."""
+    return _known_layout(tokens, prefix, torch.device("cpu")).order[0].argsort().numpy()
+
+
+def _pairs_alone(alike: np.ndarray, count: int, tokens: int, prefix: int) -> Pairs:
+    """Pairs of one image on a CPU, in NumPy: its calls cost less than torch's, which is what small ones are made of.
+
+    Args:
+        alike: similarity of the tokens at even places to those at odd places.
+    """
+    partner = alike.argmax(axis=1)
+    best = alike[np.arange(len(alike)), partner]
+    merged = best.argpartition(len(best) - count)[len(best) - count :]
+    gone = (prefix + 1) // 2 * 2 + 2 * merged
+    remains = np.ones(tokens, dtype=bool)
+    remains[gone] = False
+    line = _line(tokens, prefix)
+    rows = line[remains[line]], gone, prefix // 2 * 2 + 1 + 2 * partner[merged]
+    return Pairs(*(torch.from_numpy(part[None]) for part in rows))
 
 
 def mean_key(keys: Tensor) -> Tensor:

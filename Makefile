@@ -32,6 +32,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/runner.py
 	$(BIN)/python benchmarks/solvers.py
 	$(BIN)/python benchmarks/tosa.py
+	$(BIN)/python benchmarks/tokens.py --compiled
 	$(BIN)/python benchmarks/allocator.py
 
 clean:

@@ -1,4 +1,4 @@
-"""Draws `docs/frontier.png` and `docs/tosa.png` from what `cifar10.py` and `tosa_cifar10.py` wrote to `results/`."""
+"""Draws the figures of `docs/` from `results/`: of `cifar10.py`, of `tosa_cifar10.py`, and of `tokensworth compare`."""
 
 import json
 from pathlib import Path
@@ -65,9 +65,49 @@ def tosa_figure() -> None:
     save(figure, "tosa.png")
 
 
+def compare_figure() -> None:
+    """Accuracy against MACs and time, both over the plain model's; above training-free, below fine-tuned."""
+    found = json.loads((RESULTS / "compare.json").read_text())
+    rows = found["rows"]
+    curves: dict[str, list[dict[str, Any]]] = {}
+    for row in rows[1:]:
+        curves.setdefault(row["curve"], []).append(row)
+    methods = list(dict.fromkeys(curve.removesuffix(", tuned") for curve in curves if not shared(curve)))
+    figure, panels = plt.subplots(2, 2, figsize=(11, 8.5), sharex="col", sharey=True, constrained_layout=True)
+    for tuned, line in enumerate(panels):
+        for axes, ratio in zip(line, ("macs_ratio", "time_ratio"), strict=True):
+            for curve, points in curves.items():
+                of = sorted(points, key=lambda p: 1 / p[ratio])
+                x, y = [1 / p[ratio] for p in of], [100 * p["accuracy"] for p in of]
+                if shared(curve):
+                    static = not curve.startswith("cascade")
+                    if static:
+                        axes.plot(x, y, "s", color=STATIC, label="static models")
+                    else:
+                        axes.plot(x, y, "o-", color="black", linewidth=2, label=curve)
+                elif curve.endswith(", tuned") == bool(tuned):
+                    name = curve.removesuffix(", tuned")
+                    color = f"C{methods.index(name)}" if methods.index(name) < 10 else EXIT
+                    axes.plot(x, y, ".-", color=color, label=name)
+            axes.plot([1], [100 * rows[0]["accuracy"]], "D", color=STATIC, markersize=8, label="plain model")
+        line[0].set_ylabel(f"{'fine-tuned' if tuned else 'training-free'}: test accuracy, %")
+    panels[1][0].set_xlabel("MACs per image, of the plain model's")
+    panels[1][1].set_xlabel(f"time, of the plain model's, batch {found['batch']}, {found['machine']['threads']} threads")
+    panels[0][0].set_ylim(bottom=74)
+    handles = {h.get_label(): h for axes in panels.flat for h in axes.get_lines()}
+    figure.legend(handles.values(), handles, loc="outside lower center", ncol=7, frameon=False)
+    save(figure, "compare.png")
+
+
+def shared(curve: str) -> bool:
+    """Whether a line belongs into both panels: cascades and plainly trained models."""
+    return curve.startswith("cascade") or curve == "trained, plain"
+
+
 def main() -> None:
     cascade_figure()
     tosa_figure()
+    compare_figure()
 
 
 if __name__ == "__main__":

@@ -92,7 +92,8 @@ def compare_figure() -> None:
             axes.plot([1], [100 * rows[0]["accuracy"]], "D", color=STATIC, markersize=8, label="plain model")
         line[0].set_ylabel(f"{'fine-tuned' if tuned else 'training-free'}: test accuracy, %")
     panels[1][0].set_xlabel("MACs per image, of the plain model's")
-    panels[1][1].set_xlabel(f"time, of the plain model's, batch {found['batch']}, {found['machine']['threads']} threads")
+    threads = found["machine"]["threads"]
+    panels[1][1].set_xlabel(f"time, of the plain model's, batch {found['batch']}, {threads} threads")
     panels[0][0].set_ylim(bottom=74)
     handles = {h.get_label(): h for axes in panels.flat for h in axes.get_lines()}
     figure.legend(handles.values(), handles, loc="outside lower center", ncol=7, frameon=False)

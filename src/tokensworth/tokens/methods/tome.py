@@ -164,14 +164,12 @@ def _pairs_alone(alike: np.ndarray, count: int, tokens: int, prefix: int) -> Pai
     Args:
         alike: similarity of the tokens at even places to those at odd places.
     """
-    partner = alike.argmax(axis=1)
-    best = alike[np.arange(len(alike)), partner]
+    partner, best = alike.argmax(axis=1), alike.max(axis=1)
     merged = best.argpartition(len(best) - count)[len(best) - count :]
-    gone = (prefix + 1) // 2 * 2 + 2 * merged
     remains = np.ones(tokens, dtype=bool)
-    remains[gone] = False
-    line = _line(tokens, prefix)
-    rows = line[remains[line]], gone, prefix // 2 * 2 + 1 + 2 * partner[merged]
+    remains[prefix + merged] = False  # even places follow the prefix tokens in the line
+    gone, into = (prefix + 1) // 2 * 2 + 2 * merged, prefix // 2 * 2 + 1 + 2 * partner[merged]
+    rows = _line(tokens, prefix)[remains], gone, into
     return Pairs(*(torch.from_numpy(part[None]) for part in rows))
 
 

@@ -172,6 +172,12 @@ def test_distillation_moves_the_earlier_exits_only():
     assert tw.CascadeLoss((0, 0), distill=1.0)(same, target).abs() < 1e-6
 
 
+def test_one_process_trains_in_one_precision_after_another(tmp_path):
+    for precision in ("bf16", "fp32", "bf16"):
+        trainer = _trainer(tmp_path / precision, precision=precision, epochs=1)
+        assert trainer.accelerator.mixed_precision == {"fp32": "no"}.get(precision, precision)
+
+
 def test_precision_names():
     cpu = torch.device("cpu")
     assert choose_precision("fp32", cpu) == "no"

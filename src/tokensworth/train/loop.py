@@ -139,14 +139,16 @@ class Trainer:
     ) -> None:
         try:
             from accelerate import Accelerator, PartialState
+            from accelerate.state import AcceleratorState
         except ImportError:
             raise MissingExtraError("training", "train") from None
         from timm.optim._optim_factory import create_optimizer_v2
         from timm.scheduler.cosine_lr import CosineLRScheduler
         from timm.utils.model_ema import ModelEmaV3
 
-        # Not by an Accelerator: the first one made fixes the precision of the whole process.
         device = torch.device(PartialState().device or "cpu")
+        # Accelerate fixes the precision of the whole process with the first Accelerator; a later run may want another.
+        AcceleratorState._reset_state()
         self.accelerator = Accelerator(mixed_precision=choose_precision(recipe.precision, device))
         self.recipe, self.path = recipe, out / STATE_NAME
         self.evaluate, self.save_every = evaluate, save_every

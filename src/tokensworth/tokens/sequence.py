@@ -5,7 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tokensworth.tokens.gather import take
+from tokensworth.tokens.alone import alone, merge_alone
+from tokensworth.tokens.gather import flat_rows, take
 
 
 class Tokens(NamedTuple):
@@ -45,28 +46,13 @@ class Tokens(NamedTuple):
             merged: rows (B, R) that do not.
             into: rows (B, R) among those that remain, into which these are merged.
         """
-        # Few and small operations: at batch 1 what counts is how many there are.
-        images, tokens = self.x.shape[:2]
-        if images == 1:
-            kept_rows, merged_rows, into_rows = kept[0], merged[0], into[0]
-        else:
-            start = torch.arange(0, images * tokens, tokens, device=kept.device).unsqueeze(1)
-            kept_rows, merged_rows, into_rows = ((r + start).flatten() for r in (kept, merged, into))
-        x = self.x.flatten(0, 1)
-        sizes = torch.ones(len(x), device=x.device) if self.sizes is None else self.sizes.flatten()
-        more = sizes.index_select(0, merged_rows)
-        sizes = sizes.index_add(0, into_rows, more)
-        share = more.div_(sizes.index_select(0, into_rows)).unsqueeze(1)
-        # The new mean is the old one plus a share of the difference, so that no other row is touched.
-        moved = x.index_select(0, merged_rows) - x.index_select(0, into_rows)
-        x = x.index_add_(0, into_rows, moved * (share if share.dtype == x.dtype else share.to(x.dtype)))
-        shape = kept.shape
+        x, sizes = (merge_alone if alone(self.x) else _merge)(self.x, self.sizes, kept, merged, into)
         return Tokens(
-            x.index_select(0, kept_rows).view(*shape, -1),
+            x,
             self.patches,
             None if self.places is None else self.places.gather(1, kept),
-            sizes.index_select(0, kept_rows).view(shape),
-            None if self.source is None else _moved(self.source, tokens, kept, merged, into),
+            sizes,
+            None if self.source is None else _moved(self.source, self.x.shape[1], kept, merged, into),
             self.policy,
         )
 
@@ -79,6 +65,22 @@ class Tokens(NamedTuple):
 def first_rows(count: int, like: Tensor) -> Tensor:
     """Rows 0 .. count - 1 for each image of a batch: (B, count)."""
     return torch.arange(count, device=like.device).expand(like.shape[0], -1)
+
+
+def _merge(x: Tensor, sizes: Tensor | None, kept: Tensor, merged: Tensor, into: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens and sizes after a merge; arguments as in `Tokens.merge`."""
+    tokens = x.shape[1]
+    kept_rows, merged_rows, into_rows = (flat_rows(rows, tokens) for rows in (kept, merged, into))
+    flat = x.flatten(0, 1)
+    size = torch.ones(len(flat), device=x.device) if sizes is None else sizes.flatten()
+    more = size.index_select(0, merged_rows)
+    size = size.index_add(0, into_rows, more)
+    share = more.div_(size.index_select(0, into_rows)).unsqueeze(1)
+    # The new mean is the old one plus a share of the difference, so that no other row is touched.
+    moved = flat.index_select(0, merged_rows) - flat.index_select(0, into_rows)
+    flat = flat.index_add_(0, into_rows, moved * (share if share.dtype == x.dtype else share.to(x.dtype)))
+    parts = flat.index_select(0, kept_rows), size.index_select(0, kept_rows)
+    return parts[0].view(*kept.shape, -1), parts[1].view(kept.shape)
 
 
 def _moved(source: Tensor, tokens: int, kept: Tensor, merged: Tensor, into: Tensor) -> Tensor:

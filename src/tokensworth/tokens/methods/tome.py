@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from tokensworth.errors import UnsupportedModelError
+from tokensworth.tokens.alone import Pairs, alone, log_alone, pairs_alone
 from tokensworth.tokens.gather import take
 from tokensworth.tokens.halves import Seen
 from tokensworth.tokens.method import Method
@@ -68,14 +68,6 @@ class ToMe(Method):
         return Merging(self, vit)
 
 
-class Pairs(NamedTuple):
-    """Which tokens merge into which; rows as `Tokens.merge` takes them."""
-
-    kept: Tensor
-    merged: Tensor
-    into: Tensor
-
-
 class Merging(Reducing):
     """ToMe on one vision transformer."""
 
@@ -90,7 +82,8 @@ class Merging(Reducing):
     def bias(self, tokens: Tokens) -> Tensor | None:
         if tokens.sizes is None or not self.method.proportional:
             return None
-        return tokens.sizes.log().to(tokens.x.dtype)[:, None, None, :]
+        logs = log_alone(tokens.sizes) if alone(tokens.x) else tokens.sizes.log().to(tokens.x.dtype)
+        return logs[:, None, None, :]
 
     def between(self, layer: int, tokens: Tokens, seen: Seen) -> Tokens:
         count = min(self.schedule[layer - 1], (tokens.x.shape[1] - self.prefix) // 2)
@@ -141,8 +134,8 @@ def most_similar(keys: Tensor, count: int, prefix: int) -> Pairs:
     compiling = torch.compiler.is_compiling()
     first, second = (prefix + 1) // 2 * 2, prefix // 2 * 2 + 1
     alike = torch.bmm(metric[:, first::2], metric[:, second::2].mT)
-    if images == 1 and not compiling and alike.device.type == "cpu" and alike.dtype == torch.float32:
-        return _pairs_alone(alike[0].numpy(), count, tokens, prefix)
+    if alone(alike):
+        return pairs_alone(alike, count, tokens, prefix)
     even, odd, order = (lay_out if compiling else _known_layout)(tokens, prefix, metric.device)
     # The partner matters for the tokens that merge alone; to look for all would cost more than the product.
     merged = alike.amax(dim=2).topk(count, dim=1, sorted=False).indices
@@ -150,27 +143,6 @@ def most_similar(keys: Tensor, count: int, prefix: int) -> Pairs:
     gone = even.expand(images, -1).gather(1, merged)
     line = order.expand(images, -1).scatter(1, gone, 4 * tokens).argsort(dim=1)
     return Pairs(line[:, : tokens - count], gone, odd.expand(images, -1).gather(1, partner))
-
-
-@lru_cache(maxsize=256)
-def _line(tokens: int, prefix: int) -> np.ndarray:
-    """The rows in the order of those that remain."""
-    return _known_layout(tokens, prefix, torch.device("cpu")).order[0].argsort().numpy()
-
-
-def _pairs_alone(alike: np.ndarray, count: int, tokens: int, prefix: int) -> Pairs:
-    """Pairs of one image on a CPU, in NumPy: its calls cost less than torch's, which is what small ones are made of.
-
-    Args:
-        alike: similarity of the tokens at even places to those at odd places.
-    """
-    partner, best = alike.argmax(axis=1), alike.max(axis=1)
-    merged = best.argpartition(len(best) - count)[len(best) - count :]
-    remains = np.ones(tokens, dtype=bool)
-    remains[prefix + merged] = False  # even places follow the prefix tokens in the line
-    gone, into = (prefix + 1) // 2 * 2 + 2 * merged, prefix // 2 * 2 + 1 + 2 * partner[merged]
-    rows = _line(tokens, prefix)[remains], gone, into
-    return Pairs(*(torch.from_numpy(part[None]) for part in rows))
 
 
 def mean_key(keys: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tokensworth.cascade import Cascade, CascadeConfig, Reuse
+    from tokensworth.dense import DepthConfig, DepthModel, SILogLoss, depth_errors
     from tokensworth.errors import (
         BudgetError,
         CheckpointError,
@@ -61,6 +62,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "tokensworth.cascade": ("Cascade", "CascadeConfig", "Reuse"),
+    "tokensworth.dense": ("DepthConfig", "DepthModel", "SILogLoss", "depth_errors"),
     "tokensworth.errors": (
         "BudgetError",
         "CheckpointError",
@@ -122,6 +124,8 @@ __all__ = [
     "CascadeLoss",
     "CheckpointError",
     "DataError",
+    "DepthConfig",
+    "DepthModel",
     "DynamicViT",
     "EViT",
     "Frontier",
@@ -136,6 +140,7 @@ __all__ = [
     "Result",
     "Reuse",
     "Runner",
+    "SILogLoss",
     "SViT",
     "Star",
     "ToMe",
@@ -146,6 +151,7 @@ __all__ = [
     "UnsupportedModelError",
     "adapt",
     "calibrate",
+    "depth_errors",
     "describe",
     "fit_selectors",
     "fit_star",

@@ -11,7 +11,7 @@ from tokensworth.tokens import adapt, method_from_dict, method_of, restore
 from tokensworth.tokens.method import adapted_vits
 from tokensworth.tokens.storage import from_pretrained, save_pretrained
 from tokensworth.train.channels import channel_sensitivity, low_pass, prune_channels
-from tokensworth.train.loop import _parameter_groups
+from tokensworth.train.loop import Recipe, _parameter_groups
 
 TOKENS = {"name": "vtc_lfc", "layers": (2, 3), "keep": 1.0}
 
@@ -65,8 +65,8 @@ def test_what_is_pruned_is_trained_as_the_backbone_is():
     model = adapt(make(), method_from_dict({**TOKENS, "hidden": (64, 256, 128, 200)}))
     narrow = {id(p) for p in adapted_vits(model)[0][1].narrow.parameters()}
     assert len(narrow) == 3 * 4
-    groups = _parameter_groups(model, 0.05, 10.0)
-    assert not any(id(p) in narrow for g in groups if "lr_scale" in g for p in g["params"])
+    groups = _parameter_groups(model, Recipe())
+    assert not any(id(p) in narrow for g in groups if g["lr_scale"] != 1 for p in g["params"])
     model.train()(photos()).sum().backward()
     assert adapted_vits(model)[0][1].narrow["1"].fc1.weight.grad.abs().max() > 0
     torch._dynamo.reset()

@@ -6,7 +6,7 @@ import torch
 
 from tokensworth.tokens import adapt, method_from_dict
 from tokensworth.tokens.method import adapted_vits, method_penalties
-from tokensworth.train.loop import _parameter_groups
+from tokensworth.train.loop import Recipe, _parameter_groups
 
 
 def _model(name: str, **options):
@@ -65,7 +65,7 @@ def test_hidden_tokens_do_not_reach_the_answer_in_training():
 
 def test_what_a_method_adds_has_its_own_learning_rate():
     model = _model("svit")
-    groups = _parameter_groups(model, 0.05, 10.0)
+    groups = _parameter_groups(model, Recipe())
     (added,) = [g for g in groups if g.get("lr_scale") == 10.0]
     assert {id(p) for p in added["params"]} == {id(p) for p in model.token_method.parameters()}
     assert sum(len(g["params"]) for g in groups) == len(list(model.parameters()))

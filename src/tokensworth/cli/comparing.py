@@ -5,7 +5,22 @@ from typing import Annotated
 
 import typer
 
-from tokensworth.cli.options import Data, Device, Json, Split, Threads, answer, load_images, progress, set_threads
+from tokensworth.cli.options import (
+    Data,
+    DepthRoot,
+    Device,
+    Json,
+    Root,
+    Split,
+    Task,
+    Threads,
+    answer,
+    check_task,
+    load_depth,
+    load_images,
+    progress,
+    set_threads,
+)
 
 
 def compare(
@@ -13,6 +28,7 @@ def compare(
     data: Data,
     out: Annotated[Path, typer.Option(help="Folder for the results; run again with it to go on.")],
     calibration: Annotated[str, typer.Option(help="Images on which settings are chosen; none of those of --data.")],
+    task: Task = "classify",
     method: Annotated[
         list[str],
         typer.Option(
@@ -36,6 +52,8 @@ def compare(
         int, typer.Option(help="Of --calibration, only so many images that `train --hold-out` kept out; 0 for all.")
     ] = 0,
     limit: Annotated[int, typer.Option(help="Only the first so many calibration and test images; 0 for all.")] = 0,
+    root: Root = None,
+    depth_root: DepthRoot = None,
     batch_size: Annotated[int, typer.Option(help="Batch of the timings.")] = 64,
     repeats: Annotated[int, typer.Option(help="Timed rounds; medians count.")] = 5,
     seed: Annotated[int, typer.Option(help="Of the hold-out, random choices and the bootstrap.")] = 0,
@@ -46,6 +64,7 @@ def compare(
     """Compare token methods, trained models and cascades: accuracy, MACs, time and memory, and which one to take."""
     import numpy as np
 
+    from tokensworth.data.sources import hold_out
     from tokensworth.files import write_json, write_text
     from tokensworth.jobs.comparing import Comparison, Images, check_images
     from tokensworth.jobs.ranking import rank, recommend
@@ -54,7 +73,12 @@ def compare(
     from tokensworth.report.comparison import as_csv, comparison_table, recommended, write_comparison
 
     set_threads(threads)
-    tests, chosen_on = load_images(data, split), load_images(calibration, calibration_split, held_out, seed)
+    if check_task(task):
+        tests, chosen_on = (load_depth(part, root, depth_root) for part in (data, calibration))
+        if held_out:
+            chosen_on = chosen_on.select(hold_out(len(chosen_on), held_out, seed)[1])
+    else:
+        tests, chosen_on = load_images(data, split), load_images(calibration, calibration_split, held_out, seed)
     if limit:
         tests, chosen_on = (part.select(np.arange(min(limit, len(part)))) for part in (tests, chosen_on))
     images = Images(chosen_on, tests)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tokensworth.cascade import Cascade
+    from tokensworth.data.depth import DepthSet
     from tokensworth.data.sources import ImageSet
 
 Model = Annotated[str, typer.Option(help="Folder of a saved cascade, a Hub id, or `packaged`.")]
@@ -22,7 +23,7 @@ Data = Annotated[
     str,
     typer.Option(
         help="Parquet file, folder with one sub-folder per class, `cifar10`, a Hub data set, "
-        "or `packaged:test` and `packaged:calibration`."
+        "`packaged:test` or `packaged:calibration`; with depth, `nyu:FILE` or `kitti:FILE`, FILE the split file."
     ),
 ]
 Split = Annotated[str, typer.Option(help="Split of a named data set.")]
@@ -31,6 +32,9 @@ HeldOut = Annotated[int, typer.Option(help="Use only so many images that `train 
 Seed = Annotated[int, typer.Option(help="Seed of the hold-out, as in training.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, ...; what is available where empty.")]
 Statics = Annotated[list[str], typer.Option("--static", help="Folder of a static reference; may be repeated.")]
+Task = Annotated[str, typer.Option(help="classify or depth.")]
+Root = Annotated[Path | None, typer.Option(help="depth only: folder that a split file's paths start from; its own.")]
+DepthRoot = Annotated[Path | None, typer.Option(help="depth only: where depth paths start; --root.")]
 Threads = Annotated[int, typer.Option(help="CPU threads; 0 for PyTorch's choice.")]
 
 
@@ -66,12 +70,33 @@ def load_model(model: str, device: str = "") -> "Cascade":
 
 def load_images(data: str, split: str = "train", held_out: int = 0, seed: int = 0) -> "ImageSet":
     """Opens labelled images, or the part of them that training held out."""
+    from tokensworth.data.depth import LAYOUTS
     from tokensworth.data.packaged import packaged_images
     from tokensworth.data.sources import hold_out, open_images
 
     kind, _, part = data.partition(":")
+    if kind in LAYOUTS:
+        images = load_depth(data).images()
+        return images.select(hold_out(len(images), held_out, seed)[1]) if held_out else images
     images = packaged_images(part or "test") if kind == "packaged" else open_images(data, split)
     return images.select(hold_out(len(images), held_out, seed)[1]) if held_out else images
+
+
+def load_depth(data: str, root: Path | None = None, depth_root: Path | None = None) -> "DepthSet":
+    """Opens images with depth; each line of the split file that cannot be used gives one on standard error."""
+    from tokensworth.data.depth import open_depth
+
+    found = open_depth(data, root, depth_root)
+    for problem in found.problems:
+        print(f"skipped {problem}", file=sys.stderr)
+    return found
+
+
+def check_task(task: str) -> bool:
+    """Whether a task is depth; it is `classify` otherwise."""
+    if task not in ("classify", "depth"):
+        raise TokensworthError(f"--task {task!r}: write classify or depth")
+    return task == "depth"
 
 
 def answer(value: dict[str, Any], as_json: bool, *tables: Any) -> None:

@@ -40,7 +40,9 @@ class Batches(Protocol):
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Plan:
+    """Which images are in which batch of which process; the last images that fill none are left out of an epoch."""
+
     count: int
     batch_size: int
     seed: int
@@ -77,7 +79,7 @@ class TensorBatches:
     def __init__(self, data: TensorSet, batch_size: int, mean, std, seed: int, padding: int = 4, rank=0, world=1):
         self.data, self.mean, self.std = data, mean, std
         self.padding = padding
-        self.plan = _Plan(len(data), batch_size, seed, rank, world)
+        self.plan = Plan(len(data), batch_size, seed, rank, world)
 
     def steps(self) -> int:
         return self.plan.steps()
@@ -114,7 +116,7 @@ class FileBatches:
     def __init__(self, images: ImageSet, batch_size: int, transform, seed: int, workers: int = 0, rank=0, world=1):
         self.data = _Transformed(images, transform)
         self.workers = workers
-        self.plan = _Plan(len(images), batch_size, seed, rank, world)
+        self.plan = Plan(len(images), batch_size, seed, rank, world)
 
     def steps(self) -> int:
         return self.plan.steps()

@@ -8,30 +8,34 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Difference:
-    """A paired difference in accuracy, as shares, and its 95 % interval by bootstrap."""
+    """A paired difference of two means and its 95 % interval by bootstrap; of accuracies, as shares."""
 
     mean: float
     low: float
     high: float
 
 
-def paired_difference(right: np.ndarray, reference: np.ndarray, seed: int = 0, draws: int = 10_000) -> Difference:
-    """Accuracy of one side less that of another on the same images.
+def paired_difference(
+    values: np.ndarray, reference: np.ndarray, seed: int = 0, draws: int = 10_000, floor: float = 1.0
+) -> Difference:
+    """The mean of one side less that of another on the same images.
 
     Args:
-        right: (N,) bool, whether each image was answered rightly.
-        reference: (N,) bool, the same of the other side.
+        values: (N,), whether each image was answered rightly, or another measure of each.
+        reference: (N,), the same of the other side.
         seed: of the bootstrap.
-        draws: resampled sets of images. A difference per image is -1, 0 or 1, so a resampled set is fully described
-            by how often each occurs, and those counts are drawn.
+        draws: resampled sets of images. Images that differ alike stand for each other, so a resampled set is fully
+            described by how often each difference occurs, and those counts are drawn.
+        floor: what all differences are divided by.
     """
-    change = right.astype(int) - reference.astype(int)
-    count = len(change)
-    shares = np.array([(change == value).mean() for value in (-1, 0, 1)])
-    drawn = np.random.default_rng(seed).multinomial(count, shares, size=draws)
-    means = (drawn[:, 2] - drawn[:, 0]) / count
-    low, high = np.quantile(means, [0.025, 0.975])
-    return Difference(float(change.mean()), float(low), float(high))
+    change, count = np.unique(values.astype(float) - reference.astype(float), return_counts=True)
+    images = len(values)
+    random = np.random.default_rng(seed)
+    chances = count / images
+    # In parts, since every image may differ in its own way.
+    means = [random.multinomial(images, chances, size=min(500, draws - d)) @ change for d in range(0, draws, 500)]
+    low, high = np.quantile(np.concatenate(means) / images, [0.025, 0.975])
+    return Difference(*(float(v) / floor for v in (change @ chances, low, high)))
 
 
 def pareto(costs: Sequence[float], values: Sequence[float]) -> list[bool]:

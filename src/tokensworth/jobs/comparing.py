@@ -5,7 +5,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from tokensworth.cascade import Cascade, model_hash
+from tokensworth.data.depth import DepthSet
 from tokensworth.data.sources import ImageSet
+from tokensworth.dense.model import DepthModel
 from tokensworth.errors import DataError
 from tokensworth.exits.calibration import Calibration
 from tokensworth.exits.outcome import leaving_exit
@@ -22,6 +24,7 @@ from tokensworth.exits.policy import Policy
 from tokensworth.exits.solve import frontier
 from tokensworth.files import write_json
 from tokensworth.jobs.answers import answers, labelled_batches
+from tokensworth.jobs.depth import depth_input, evaluate_depth
 from tokensworth.jobs.models import ImageBatches, evaluation_transform, open_model, save_model
 from tokensworth.jobs.sides import Side
 from tokensworth.measure.describe import describe
@@ -41,10 +44,10 @@ _FREE = ("keep", "mass", "alpha")
 
 @dataclass(frozen=True)
 class Images:
-    """The labelled images of a comparison: settings are chosen on some and reported on others."""
+    """Images with labels, or with depth: settings are chosen on some and reported on others."""
 
-    calibration: ImageSet
-    test: ImageSet
+    calibration: ImageSet | DepthSet
+    test: ImageSet | DepthSet
 
 
 @dataclass(frozen=True)
@@ -53,12 +56,14 @@ class Measured:
 
     Attributes:
         curve, setting: of the side.
-        test, calibration: (N,) bool, whether each image was answered rightly.
+        test, calibration: (N,), whether each image was answered rightly; of depth, the share of its pixels within a
+            factor of 1.25.
         macs: mean MACs per image of the test images; exact where they do not depend on the image.
         millis, reference_millis: per image, median, in batches; of this side and of the plain model beside it.
         p50, reference_p50: milliseconds of one image alone, median; of this side and of the plain model beside it.
         peak_bytes: most tensor memory of one batch.
         keeps_grid: whether the whole token grid is there in the end.
+        errors: of depth, the field's measures of each test image.
     """
 
     curve: str
@@ -72,9 +77,10 @@ class Measured:
     reference_p50: float
     peak_bytes: int
     keeps_grid: bool
+    errors: dict[str, list[float]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; answers as bits in base64."""
+        """Plain values for JSON; right or wrong as bits in base64."""
         return {**asdict(self), "test": _packed(self.test), "calibration": _packed(self.calibration)}
 
     @classmethod
@@ -84,10 +90,14 @@ class Measured:
 
 
 def _packed(right: np.ndarray) -> dict[str, Any]:
+    if right.dtype != bool:
+        return {"values": right.tolist()}
     return {"count": len(right), "bits": base64.b64encode(np.packbits(right).tobytes()).decode()}
 
 
 def _bits(value: dict[str, Any]) -> np.ndarray:
+    if "values" in value:
+        return np.array(value["values"])
     return np.unpackbits(np.frombuffer(base64.b64decode(value["bits"]), dtype=np.uint8), count=value["count"]) > 0
 
 
@@ -107,11 +117,24 @@ class _Way:
         if self.runner is not None:
             return self.runner.run(images)[0]
         with torch.inference_mode():
-            return _logits(self.model(images)).argmax(dim=1)
+            out = self.model(images)
+            return out if isinstance(self.model, DepthModel) else _logits(out).argmax(dim=1)
 
 
-def batches_of(model: nn.Module, images: ImageSet, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Labelled images as a model wants them."""
+def batches_of(model: nn.Module, images: ImageSet | DepthSet, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Images as a model wants them, with labels, or with depth (B, H, W)."""
+    if isinstance(model, DepthModel):
+        if not isinstance(images, DepthSet):
+            raise DataError(f"{images.origin}: a depth model needs images with depth")
+        for start in range(0, len(images), batch_size):
+            pairs = [images.read(i) for i in range(start, min(start + batch_size, len(images)))]
+            if len({image.size for image, _ in pairs}) > 1:
+                raise DataError(f"{images.origin}: to be timed, images must be of one size")
+            inputs = torch.stack([depth_input(image, model.config) for image, _ in pairs])
+            yield inputs, torch.stack([torch.from_numpy(depth) for _, depth in pairs])
+        return
+    if isinstance(images, DepthSet):
+        raise DataError(f"{images.origin}: images with depth need a depth model")
     if isinstance(model, Cascade):
         yield from labelled_batches(images, model.config, batch_size)
     else:
@@ -206,15 +229,14 @@ class Comparison:
 
     def _measure(self, model: nn.Module, side: Side) -> Measured:
         assert self._reference is not None
-        policy, macs, right = None, 0.0, {}
+        policy, macs, right, errors = None, 0.0, {}, {}
         if side.place is not None:
             assert isinstance(model, Cascade)
             policy, macs, right = self._policy(model, side)
         way = _Way(model, policy, self.batch_size)
         if policy is None:
             for name, images in (("calibration", self.images.calibration), ("test", self.images.test)):
-                hits = [way(x.to(self._place(model))).cpu() == y for x, y in batches_of(model, images, self.batch_size)]
-                right[name] = torch.cat(hits).numpy()
+                right[name], errors = self._judge(way, images)
             macs = self._macs(model)
         millis, reference_millis = self._times(way, self.batch_size, 1)
         p50, reference_p50 = self._times(way, 1, _SINGLES)
@@ -232,7 +254,20 @@ class Comparison:
             reference_p50=reference_p50,
             peak_bytes=peak_memory(lambda: way(first), first.device),
             keeps_grid=policy is None and (method is None or method.keeps_grid),
+            errors=errors,
         )
+
+    def _judge(self, way: _Way, images: ImageSet | DepthSet) -> tuple[np.ndarray, dict[str, list[float]]]:
+        """What `Measured` says of each image."""
+        if isinstance(way.model, DepthModel) and isinstance(images, DepthSet):
+            found = evaluate_depth(way.model, images, batch_size=self.batch_size, mirrored=False)
+            rows = [e.to_dict() for e in found if e is not None]
+            if not rows:
+                raise DataError(f"{images.origin}: no image has a pixel of known depth in the range that counts")
+            return np.array([row["delta1"] for row in rows]), {name: [row[name] for row in rows] for name in rows[0]}
+        place = self._place(way.model)
+        hits = [way(x.to(place)).cpu() == y for x, y in batches_of(way.model, images, self.batch_size)]
+        return torch.cat(hits).numpy(), {}
 
     @staticmethod
     def _place(model: nn.Module) -> torch.device:
@@ -267,7 +302,10 @@ class Comparison:
         """A policy of a cascade's frontier; its mean MACs and right answers."""
         known = model_hash(cascade)
         if self._cascade is None or self._cascade[0] != known:
-            self._cascade = (known, answers(cascade, self.images.calibration), answers(cascade, self.images.test))
+            calibration, test = self.images.calibration, self.images.test
+            if isinstance(calibration, DepthSet) or isinstance(test, DepthSet):
+                raise DataError(f"{test.origin}: images with depth need a depth model")
+            self._cascade = (known, answers(cascade, calibration), answers(cascade, test))
         _, calibration, test = self._cascade
         policies = frontier(calibration).policies
         costs = np.array([p.cost for p in policies])
@@ -293,7 +331,9 @@ def check_images(images: Images) -> None:
         DataError: the two sets share images.
     """
 
-    def names(part: ImageSet) -> set[bytes | str]:
+    def names(part: ImageSet | DepthSet) -> set[bytes | str]:
+        if isinstance(part, DepthSet):
+            return {str(color.resolve()) for color, _ in part.pairs}
         return {hashlib.sha256(i).digest() if isinstance(i, bytes) else str(i.resolve()) for i in part.items}
 
     shared = len(names(images.calibration) & names(images.test))

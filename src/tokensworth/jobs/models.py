@@ -5,32 +5,36 @@ from pathlib import Path
 
 import timm
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from tokensworth.cascade import Cascade
 from tokensworth.data.packaged import packaged_folder
 from tokensworth.data.sources import ImageSet
 from tokensworth.data.tensors import normalize
+from tokensworth.dense.model import DepthModel, is_saved_depth
 from tokensworth.errors import UnsupportedModelError
+from tokensworth.jobs.depth import depth_input
 from tokensworth.run.inputs import make_transform
 from tokensworth.tokens.storage import from_pretrained, is_saved_timm, save_pretrained
 
 
 def open_model(name: str, device: str = "") -> nn.Module:
-    """A saved cascade, a saved timm model, `packaged`, or a timm model by name with pretrained weights.
+    """A saved cascade, depth model or timm model, `packaged`, or a timm model by name with pretrained weights.
 
     Args:
         name: folder, Hub repository or timm name.
         device: where to; what is available where empty.
 
     Raises:
-        CheckpointError: a folder that holds neither.
+        CheckpointError: a folder that holds none of them.
         UnsupportedModelError: weights that cannot be had.
     """
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
     folder = packaged_folder() if name == "packaged" else Path(name)
     if folder.is_dir():
+        if is_saved_depth(folder):
+            return DepthModel.from_pretrained(folder).to(place)
         return (from_pretrained(folder) if is_saved_timm(folder) else Cascade.from_pretrained(folder)).to(place)
     if not timm.is_model(name):
         return Cascade.from_pretrained(name).to(place)
@@ -42,15 +46,18 @@ def open_model(name: str, device: str = "") -> nn.Module:
 
 
 def save_model(model: nn.Module, folder: str | Path, dtype: torch.dtype | None = None) -> None:
-    """Saves a cascade or a timm model, with its token method, as `open_model` reads it."""
-    if isinstance(model, Cascade):
+    """Saves a cascade, a depth model or a timm model, with its token method, as `open_model` reads it."""
+    if isinstance(model, (Cascade, DepthModel)):
         model.save_pretrained(folder, dtype=dtype)
     else:
         save_pretrained(model, folder, dtype=dtype)
 
 
 def evaluation_transform(model: nn.Module) -> Callable[[Image.Image], Tensor]:
-    """An RGB image to what a model takes: (C, S, S), normalized."""
+    """An RGB image to what a model takes: (C, S, S), normalized; of a depth model, of the size it was trained on."""
+    if isinstance(model, DepthModel):
+        shown, (height, width) = model.config, model.config.image_size
+        return lambda image: depth_input(ImageOps.fit(image, (width, height)), shown)
     if isinstance(model, Cascade):
         config = model.config
         to_bytes = make_transform(config)

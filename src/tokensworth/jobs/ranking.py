@@ -1,8 +1,10 @@
 """Measured sides as rows that can be ranked: paired differences, Pareto points, and a recommendation."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+import numpy as np
 
 from tokensworth.jobs.choosing import Difference, best_within, cheapest_within, paired_difference, pareto
 from tokensworth.jobs.comparing import Measured
@@ -14,7 +16,7 @@ class Row:
 
     Attributes:
         curve, setting: of the side.
-        accuracy: share of right answers on the test images.
+        accuracy: share of right answers on the test images; of depth, the share of pixels within a factor of 1.25.
         difference: from the plain model, paired.
         calibration_accuracy: what settings are chosen by.
         macs: mean per image.
@@ -26,6 +28,8 @@ class Row:
         peak_bytes: of one batch.
         keeps_grid: whether the whole token grid is there in the end.
         pareto_macs, pareto_time: whether no other side is both better and cheaper, in MACs or in measured time.
+        errors: of depth, the means of the field's measures.
+        abs_rel_change: of depth, the paired difference of abs_rel as a share of the plain model's.
     """
 
     curve: str
@@ -43,12 +47,17 @@ class Row:
     keeps_grid: bool
     pareto_macs: bool
     pareto_time: bool
+    errors: dict[str, float] = field(default_factory=dict)
+    abs_rel_change: Difference | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON and CSV."""
         values = asdict(self)
-        difference = values.pop("difference")
-        return values | {f"difference_{k}" if k != "mean" else "difference": v for k, v in difference.items()}
+        errors = values.pop("errors")
+        for name in ("difference", "abs_rel_change"):
+            found = values.pop(name) or {}
+            values |= {f"{name}_{k}" if k != "mean" else name: v for k, v in found.items()}
+        return values | errors
 
 
 def rank(measured: Sequence[Measured], seed: int = 0) -> list[Row]:
@@ -57,6 +66,13 @@ def rank(measured: Sequence[Measured], seed: int = 0) -> list[Row]:
     accuracies = [float(m.test.mean()) for m in measured]
     by_macs = pareto([m.macs for m in measured], accuracies)
     by_time = pareto([m.millis / m.reference_millis for m in measured], accuracies)
+
+    def change(side: Measured) -> Difference | None:
+        if not plain.errors:
+            return None
+        own, reference = (np.array(m.errors["abs_rel"]) for m in (side, plain))
+        return paired_difference(own, reference, seed, floor=float(reference.mean()))
+
     return [
         Row(
             m.curve,
@@ -74,6 +90,8 @@ def rank(measured: Sequence[Measured], seed: int = 0) -> list[Row]:
             m.keeps_grid,
             by_macs[i],
             by_time[i],
+            {name: float(np.mean(values)) for name, values in m.errors.items()},
+            change(m),
         )
         for i, m in enumerate(measured)
     ]

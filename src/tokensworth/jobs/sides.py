@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from tokensworth.cascade import Cascade
+from tokensworth.dense.model import DepthModel
 from tokensworth.errors import UnsupportedModelError
 from tokensworth.jobs.models import open_model
 from tokensworth.tokens.method import Method, list_methods, method_class, method_from_dict, method_of
@@ -102,13 +103,26 @@ def plan(model: str, methods: Sequence[str], trained: Sequence[str]) -> tuple[li
     sides, left_out = [Side("plain", "dense", model)], []
     for text in [n for m in methods for n in (list_methods() if m == "all" else [m])]:
         for method in parse_method(text, vit):
-            if not method.needs_training:
+            method = _giving_back(method, opened)
+            if isinstance(opened, DepthModel) and not method.keeps_grid:
+                line = f"{method.name} loses tokens, which depth needs"
+            elif method.needs_training:
+                line = f"{method.name} must be trained first; give trained models with --trained"
+            else:
+                line = ""
                 sides.append(Side(method.name, what_differs(method), model, method))
-            elif (line := f"{method.name} must be trained first; give trained models with --trained") not in left_out:
+            if line and line not in left_out:
                 left_out.append(line)
     for folder in trained:
         sides += _trained(folder)
     return sides, left_out
+
+
+def _giving_back(method: Method, model: nn.Module) -> Method:
+    """For dense prediction, a merging method in its form that gives merged tokens their places back."""
+    if isinstance(model, DepthModel) and "unmerge" in method.to_dict():
+        return method_from_dict({**method.to_dict(), "unmerge": True})
+    return method
 
 
 def _trained(folder: str) -> list[Side]:

@@ -41,12 +41,39 @@ CAPTION = (
 )
 
 
+DEPTH_CAPTION = (
+    "Delta1: mean share of pixels within a factor of 1.25 of their depth. Abs_rel: mean relative error, and its change "
+    "in percent against the plain model on the same images. "
+)
+
+
+def header(rows: Sequence[Row]) -> tuple[str, ...]:
+    """`HEADER`, with the relative error where the rows are of depth models."""
+    if not rows[0].errors:
+        return HEADER
+    return (*HEADER[:2], "abs_rel", "change %", "95 %", "delta1 %", *HEADER[3:])
+
+
+def caption(rows: Sequence[Row]) -> str:
+    """What the columns mean."""
+    return DEPTH_CAPTION + CAPTION.replace("accuracy", "delta1") if rows[0].errors else CAPTION
+
+
+def _error_cells(row: Row) -> tuple[str, ...]:
+    change = row.abs_rel_change
+    if change is None:
+        return ()
+    span = f"{100 * change.low:+.1f} to {100 * change.high:+.1f}"
+    return f"{row.errors['abs_rel']:.4f}", f"{100 * change.mean:+.2f}", span
+
+
 def table_rows(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Cells of `HEADER`."""
+    """Cells of `header`."""
     return [
         (
             r.curve,
             r.setting,
+            *_error_cells(r),
             f"{100 * r.accuracy:.2f}",
             f"{100 * r.difference.mean:+.2f}",
             f"{100 * r.difference.low:+.1f} to {100 * r.difference.high:+.1f}",
@@ -66,8 +93,8 @@ def table_rows(rows: Sequence[Row]) -> list[tuple[str, ...]]:
 
 def comparison_table(rows: Sequence[Row], images: int, batch: int) -> Table:
     """The table for the terminal."""
-    table = rich_table(f"{images} test images, batch {batch}", HEADER, table_rows(rows))
-    table.caption = CAPTION
+    table = rich_table(f"{images} test images, batch {batch}", header(rows), table_rows(rows))
+    table.caption = caption(rows)
     return table
 
 
@@ -126,7 +153,7 @@ def _figure(rows: Sequence[Row], title: str, axis: str, cost: Any, best: Any) ->
     figure.update_layout(
         title=title,
         xaxis_title=axis,
-        yaxis_title="accuracy on the test images, %",
+        yaxis_title=("pixels within a factor of 1.25" if rows[0].errors else "accuracy") + " on the test images, %",
         template="plotly_white",
         height=560,
         legend={"orientation": "h", "y": -0.2},
@@ -147,10 +174,11 @@ def write_comparison(
         from jinja2 import Environment, PackageLoader, select_autoescape
     except ImportError:
         raise MissingExtraError("the page", "report") from None
+    what = "Depth" if rows[0].errors else "Accuracy"
     plots = [
-        ("Accuracy against compute", "mean million MACs per image", lambda r: r.macs / 1e6, lambda r: r.pareto_macs),
+        (f"{what} against compute", "mean million MACs per image", lambda r: r.macs / 1e6, lambda r: r.pareto_macs),
         (
-            f"Accuracy against measured time, batch {batch}",
+            f"{what} against measured time, batch {batch}",
             "time per image, of the plain model's",
             lambda r: 1 / r.time_ratio,
             lambda r: r.pareto_time,
@@ -163,8 +191,8 @@ def write_comparison(
         machine=machine(),
         images=images,
         batch=batch,
-        header=HEADER,
-        caption=CAPTION,
+        header=header(rows),
+        caption=caption(rows),
         rows=table_rows(rows),
         recommendation=None if found is None else recommended(found),
         plots=[embedded_plot(_figure(rows, *plot), f"plot{i}", first=not i) for i, plot in enumerate(plots)],

@@ -14,6 +14,7 @@ from tokensworth.data.batches import Batches, derive_seed
 from tokensworth.errors import MissingExtraError, TrainingError
 from tokensworth.files import clear_leftovers
 from tokensworth.tokens.method import adapted_vits, method_penalties
+from tokensworth.tokens.vit import find_vits
 from tokensworth.train.loss import CascadeLoss
 from tokensworth.train.precision import choose_precision
 from tokensworth.train.state import STATE_NAME, TrainState, load_state, save_state
@@ -30,6 +31,7 @@ class Recipe:
             momentum for matrices, AdamW for the rest; reaches an accuracy in far fewer epochs).
         lr: peak learning rate.
         token_lr: learning rate of what a token method adds (gates, predictors), relative to `lr`.
+        layer_decay: learning rate of a layer relative to that of the one after it; the head's is `lr`.
         min_lr: where the cosine ends.
         warmup: epochs of linear warm-up.
         weight_decay: of matrices; biases, norms and embeddings are not decayed.
@@ -49,6 +51,7 @@ class Recipe:
     optimizer: str = "adamw"
     lr: float = 1e-3
     token_lr: float = 10.0
+    layer_decay: float = 1.0
     min_lr: float = 1e-5
     warmup: float = 1.0
     weight_decay: float = 0.05
@@ -67,6 +70,8 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 1 or self.lr <= 0 or self.token_lr <= 0:
             raise TrainingError("epochs, batch size and learning rate must be positive")
+        if not 0 < self.layer_decay <= 1:
+            raise TrainingError(f"layer decay {self.layer_decay}: it lies above 0 and is at most 1")
 
 
 @dataclass(frozen=True)
@@ -80,35 +85,53 @@ class Progress:
     history: list[dict[str, Any]]
 
 
-def _parameter_groups(model: nn.Module, weight_decay: float, token_lr: float) -> list[dict[str, Any]]:
-    """Matrices; other decayed weights; and what is not decayed. Muon steps the first group, AdamW the rest.
+_EMBEDDINGS = ("cls_token", "pos_embed", "reg_token", "balance", "bias_table")
+
+
+def _layer_scale(name: str, layers: int, decay: float) -> float:
+    """The learning rate of a parameter relative to the head's, as in BEiT: smaller the nearer to the image."""
+    parts = name.split(".")
+    if "blocks" in parts:
+        return decay ** (layers - int(parts[parts.index("blocks") + 1]))
+    return decay ** (layers + 1) if {"patch_embed", *_EMBEDDINGS} & set(parts) else 1.0
+
+
+def _parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
+    """Matrices; other decayed weights; and what is not decayed. Muon steps the first kind, AdamW the rest.
 
     What a token method adds is small and new: AdamW too, at a learning rate of its own.
     """
-    embeddings = ("cls_token", "pos_embed", "reg_token", "balance")
     own = {id(p) for _, part in adapted_vits(model) for p in part.backbone_parameters()}
-    matrices, mixers, plain, added = [], [], [], []
+    layers = max((len(vit.blocks) for vit in find_vits(model)), default=0) if recipe.layer_decay < 1 else 0
+    groups: dict[tuple[str, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
+        scale = _layer_scale(name, layers, recipe.layer_decay)
         if "token_method" in name.split(".") and id(parameter) not in own:
-            added.append(parameter)
-        elif parameter.ndim < 2 or name.endswith((*embeddings, "bias")):
-            plain.append(parameter)
+            kind, scale = "added", recipe.token_lr
+        elif parameter.ndim < 2 or name.endswith((*_EMBEDDINGS, "bias")):
+            kind = "plain"
         else:
             # Relation mixers (groups, out, in) are no matrices to be made orthogonal as a whole.
-            (mixers if parameter.ndim == 3 else matrices).append(parameter)
-    groups = [
-        {"params": matrices, "weight_decay": weight_decay},
-        {"params": mixers, "weight_decay": weight_decay, "use_fallback": True},
-        {"params": plain, "weight_decay": 0.0, "use_fallback": True},
-        {"params": added, "weight_decay": 0.0, "use_fallback": True, "lr_scale": token_lr},
+            kind = "mixers" if parameter.ndim == 3 else "matrices"
+        groups.setdefault((kind, scale), []).append(parameter)
+    kinds: dict[str, dict[str, Any]] = {
+        "matrices": {"weight_decay": recipe.weight_decay},
+        "mixers": {"weight_decay": recipe.weight_decay, "use_fallback": True},
+        "plain": {"weight_decay": 0.0, "use_fallback": True},
+        "added": {"weight_decay": 0.0, "use_fallback": True},
+    }
+    return [
+        {"params": parameters, "lr_scale": scale, **options}
+        for kind, options in kinds.items()
+        for (of, scale), parameters in groups.items()
+        if of == kind
     ]
-    return [group for group in groups if group["params"]]
 
 
 class Trainer:
-    """Trains a model whose forward pass returns the logits of every exit.
+    """Trains a model: a cascade, whose forward pass returns the logits of every exit, or another with its own loss.
 
     Args:
         model: moved to the device in place.
@@ -120,6 +143,7 @@ class Trainer:
         identity: what else must be the same for a saved state to be resumed, such as the model's
             configuration and the data's digest.
         teacher: a model whose answer (its last exit's) each exit learns from too, with weight `recipe.teach`.
+        loss: of the model's output, the target, and the teacher's answer or None; a cascade's where None.
 
     Raises:
         MissingExtraError: Accelerate is not installed.
@@ -136,6 +160,7 @@ class Trainer:
         save_every: int = 200,
         identity: dict[str, Any] | None = None,
         teacher: nn.Module | None = None,
+        loss: nn.Module | None = None,
     ) -> None:
         try:
             from accelerate import Accelerator, PartialState
@@ -156,7 +181,7 @@ class Trainer:
         self.model = model.to(device=device)
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.ema = ModelEmaV3(self.model, decay=recipe.ema, use_warmup=True) if recipe.ema else None
-        groups = _parameter_groups(self.model, recipe.weight_decay, recipe.token_lr)
+        groups = _parameter_groups(self.model, recipe)
         self.optimizer = create_optimizer_v2(groups, opt=recipe.optimizer, lr=recipe.lr)
         self.wrapped, self.stepper = self.accelerator.prepare(self.model, self.optimizer)
         steps = self.batches.steps()
@@ -170,7 +195,7 @@ class Trainer:
             warmup_lr_init=min(1e-6, recipe.lr),
             t_in_epochs=False,
         )
-        self.loss = CascadeLoss(
+        self.loss = loss or CascadeLoss(
             recipe.exit_weights or None, recipe.label_smoothing, recipe.distill, recipe.teach, recipe.temperature
         )
         self.teacher = None if teacher is None else teacher.to(device).eval()
@@ -260,7 +285,10 @@ class Trainer:
 
     @torch.no_grad()
     def _teaching(self, images: Tensor) -> Tensor | None:
-        return None if self.teacher is None else self.teacher(images)[-1]
+        if self.teacher is None:
+            return None
+        answer = self.teacher(images)
+        return answer[-1] if isinstance(answer, list) else answer
 
     def _check(self, what: str, value: float) -> None:
         if math.isfinite(value):
@@ -277,7 +305,7 @@ class Trainer:
         entry: dict[str, Any] = {
             "epoch": epoch + 1,
             "loss": partial.get("loss", 0.0) / max(partial.get("steps", 1.0), 1.0),
-            "lr": self.optimizer.param_groups[0]["lr"],
+            "lr": self.optimizer.param_groups[0]["lr"] / self.optimizer.param_groups[0]["lr_scale"],
         }
         if self.evaluate and self.accelerator.is_main_process:
             entry |= self.evaluate(self.averaged.eval())

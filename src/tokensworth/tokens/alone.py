@@ -45,7 +45,8 @@ def pairs_alone(alike: Tensor, count: int, tokens: int, prefix: int) -> Pairs:
         prefix: tokens at the beginning that must remain.
     """
     values = alike[0].numpy()
-    partner, best = values.argmax(axis=1), values.max(axis=1)
+    partner = values.argmax(axis=1)
+    best = values[np.arange(len(values)), partner]
     merged = best.argpartition(len(best) - count)[len(best) - count :]
     remains = np.ones(tokens, dtype=bool)
     remains[prefix + merged] = False  # even places follow the prefix tokens in the line
@@ -63,7 +64,8 @@ def merge_alone(x: Tensor, sizes: Tensor | None, kept: Tensor, merged: Tensor, i
     size = size + np.bincount(into_rows, more, len(each)).astype(np.float32)
     share = more / size.take(into_rows)
     moved = (each.take(merged_rows, axis=0) - each.take(into_rows, axis=0)) * share[:, None]
-    x[0].index_add_(0, into[0], torch.from_numpy(moved))
+    for row, what in zip(into_rows.tolist(), moved, strict=True):  # two may go into one
+        each[row] += what
     return torch.from_numpy(each.take(kept_rows, axis=0)[None]), torch.from_numpy(size.take(kept_rows)[None])
 
 

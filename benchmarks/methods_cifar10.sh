@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Fine-tunes the packaged 12-layer CIFAR-10 ViT with every token method at three settings, and dense, all alike.
+# Fine-tunes the packaged 12-layer CIFAR-10 ViT with every token method at three settings, and dense, all alike, and
+# compares them with every method training-free, the packaged cascade and the static models.
 # One after the other; stopped and started again, it goes on. Usage:
-#   train_methods_cifar10.sh TRAIN RUNS [EPOCHS] [IMAGES]
-# TRAIN is CIFAR-10's training split as a Parquet file, or `cifar10`; IMAGES of its training part are used, 0 for all.
+#   methods_cifar10.sh TRAIN TEST RUNS [EPOCHS] [IMAGES]
+# TRAIN and TEST are CIFAR-10's splits as Parquet files; IMAGES of the training part are used, 0 for all.
 set -euo pipefail
-train=$1 runs=$2 epochs=${3:-1} images=${4:-6144}
-vit=$(python -c "from tokensworth.data.packaged import packaged_folder; print(packaged_folder() / 'vit')")
+train=$1 test=$2 runs=$3 epochs=${4:-1} images=${5:-6144}
+packaged=$(python -c "from tokensworth.data.packaged import packaged_folder; print(packaged_folder())")
+vit=$packaged/vit
 fitted() { # METHOD [FIT_OPTIONS]: adapted once and fitted, for the methods that learn something without labels
     local method=$1
     shift
@@ -43,3 +45,6 @@ for place in 0 1 2; do
     one random keep "${keep[place]}"
     one pitome keep "${mild[place]}"
 done
+trained=("$packaged" "$packaged"/static_{3,5,8} "$runs/dense" "$runs"/*_[0-9]*)
+tokensworth compare --model "$vit" --data "$test" --calibration "$train" --held-out 5000 --method all \
+    --method "vtc_lfc:keep=0.9;channels=0.75" "${trained[@]/#/--trained=}" --max-drop 0.5 --seed 0 --out "$runs/compared"

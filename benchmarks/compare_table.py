@@ -40,7 +40,10 @@ def main() -> None:
             print(f"| {name}: {row['setting']} | | {cell([row])} |")
     print()
     print(found["recommendation"])
-    print(f"{found['test_images']} test images, {found['calibration_images']} to choose on, batch {found['batch']}, ", end="")
+    print(
+        f"{found['test_images']} test images, {found['calibration_images']} to choose on, batch {found['batch']}, ",
+        end="",
+    )
     print(f"medians of {found['repeats']}, seed {found['seed']}, {found['machine']['cpu']}, ", end="")
     print(f"{found['machine']['threads']} threads, torch {found['machine']['torch']}")
 

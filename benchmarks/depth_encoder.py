@@ -7,8 +7,8 @@ import argparse
 from pathlib import Path
 
 import torch
-from saliency import SaliencyModel
 
+from saliency import SaliencyModel
 from tokensworth.tokens import storage
 
 if __name__ == "__main__":

@@ -1,0 +1,48 @@
+"""The table of docs/depth.md, in Markdown, from `results/depth.json`, which `tokensworth compare --task depth` wrote.
+
+python benchmarks/depth_table.py
+"""
+
+import json
+from typing import Any
+
+from common import RESULTS
+
+Row = dict[str, Any]
+
+
+def main() -> None:
+    found = json.loads((RESULTS / "depth.json").read_text())
+    rows: list[Row] = found["rows"]
+    dense = next(row for row in rows if row["curve"] == "trained, plain")
+    print(
+        "| backbone | tuned | abs_rel | beside tuned dense | delta1 % | MACs | MACs x | time x, batch | time x, alone |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    for row in rows:
+        name, _, tuned = row["curve"].partition(", ")
+        worse = 100 * (row["errors"]["abs_rel"] / dense["errors"]["abs_rel"] - 1)
+        cells = (
+            f"{name} {row['setting']}",
+            "yes" if tuned else "",
+            f"{row['errors']['abs_rel']:.4f}",
+            f"{worse:+.1f} %",
+            f"{100 * row['errors']['delta1']:.2f}",
+            f"{row['macs'] / 1e9:.2f} G",
+            f"{row['macs_ratio']:.2f}",
+            f"{row['time_ratio']:.2f}",
+            f"{row['p50_ratio']:.2f}",
+        )
+        print(f"| {' | '.join(cells)} |")
+    print()
+    print(found["recommendation"])
+    print(
+        f"{found['test_images']} test frames, {found['calibration_images']} to choose on, batch {found['batch']}, ",
+        end="",
+    )
+    print(f"medians of {found['repeats']}, seed {found['seed']}, {found['machine']['cpu']}, ", end="")
+    print(f"{found['machine']['threads']} threads, torch {found['machine']['torch']}")
+
+
+if __name__ == "__main__":
+    main()

@@ -21,13 +21,13 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|---|")
     for row in rows:
         name, _, tuned = row["curve"].partition(", ")
-        worse = 100 * (row["errors"]["abs_rel"] / dense["errors"]["abs_rel"] - 1)
+        worse = 100 * (row["abs_rel"] / dense["abs_rel"] - 1)
         cells = (
             f"{name} {row['setting']}",
             "yes" if tuned else "",
-            f"{row['errors']['abs_rel']:.4f}",
+            f"{row['abs_rel']:.4f}",
             f"{worse:+.1f} %",
-            f"{100 * row['errors']['delta1']:.2f}",
+            f"{100 * row['delta1']:.2f}",
             f"{row['macs'] / 1e9:.2f} G",
             f"{row['macs_ratio']:.2f}",
             f"{row['time_ratio']:.2f}",

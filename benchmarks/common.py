@@ -24,3 +24,15 @@ def finish(name: str, title: str, header: Sequence[str], rows: list[tuple[str, .
     path = RESULTS / f"{name}.json"
     write_json(path, json.loads(json.dumps({"machine": machine(), **value}, default=float)))
     print(f"wrote {path.relative_to(Path.cwd())}" if path.is_relative_to(Path.cwd()) else f"wrote {path}")
+
+
+def print_conditions(found: dict[str, Any], images: str) -> None:
+    """The recommendation of a `compare.json` and how it was measured, below a table of it."""
+    machine = found["machine"]
+    print(f"\n{found['recommendation']}")
+    print(
+        f"{found['test_images']} test {images}, {found['calibration_images']} to choose on, batch {found['batch']}, ",
+        end="",
+    )
+    print(f"medians of {found['repeats']}, seed {found['seed']}, {machine['cpu']}, ", end="")
+    print(f"{machine['threads']} threads, torch {machine['torch']}")

@@ -6,7 +6,7 @@ python benchmarks/compare_table.py
 import json
 from typing import Any
 
-from common import RESULTS
+from common import RESULTS, print_conditions
 
 Row = dict[str, Any]
 
@@ -38,14 +38,7 @@ def main() -> None:
     for name in alone:
         for row in curves[name]:
             print(f"| {name}: {row['setting']} | | {cell([row])} |")
-    print()
-    print(found["recommendation"])
-    print(
-        f"{found['test_images']} test images, {found['calibration_images']} to choose on, batch {found['batch']}, ",
-        end="",
-    )
-    print(f"medians of {found['repeats']}, seed {found['seed']}, {found['machine']['cpu']}, ", end="")
-    print(f"{found['machine']['threads']} threads, torch {found['machine']['torch']}")
+    print_conditions(found, "images")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ python benchmarks/depth_table.py
 import json
 from typing import Any
 
-from common import RESULTS
+from common import RESULTS, print_conditions
 
 Row = dict[str, Any]
 
@@ -34,14 +34,7 @@ def main() -> None:
             f"{row['p50_ratio']:.2f}",
         )
         print(f"| {' | '.join(cells)} |")
-    print()
-    print(found["recommendation"])
-    print(
-        f"{found['test_images']} test frames, {found['calibration_images']} to choose on, batch {found['batch']}, ",
-        end="",
-    )
-    print(f"medians of {found['repeats']}, seed {found['seed']}, {found['machine']['cpu']}, ", end="")
-    print(f"{found['machine']['threads']} threads, torch {found['machine']['torch']}")
+    print_conditions(found, "frames")
 
 
 if __name__ == "__main__":

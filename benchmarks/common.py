@@ -29,10 +29,14 @@ def finish(name: str, title: str, header: Sequence[str], rows: list[tuple[str, .
 def print_conditions(found: dict[str, Any], images: str) -> None:
     """The recommendation of a `compare.json` and how it was measured, below a table of it."""
     machine = found["machine"]
-    print(f"\n{found['recommendation']}")
-    print(
-        f"{found['test_images']} test {images}, {found['calibration_images']} to choose on, batch {found['batch']}, ",
-        end="",
+    conditions = (
+        f"{found['test_images']} test {images}",
+        f"{found['calibration_images']} to choose on",
+        f"batch {found['batch']}",
+        f"medians of {found['repeats']}",
+        f"seed {found['seed']}",
+        machine["cpu"],
+        f"{machine['threads']} threads",
+        f"torch {machine['torch']}",
     )
-    print(f"medians of {found['repeats']}, seed {found['seed']}, {machine['cpu']}, ", end="")
-    print(f"{machine['threads']} threads, torch {machine['torch']}")
+    print(f"\n{found['recommendation']}\n{', '.join(conditions)}")

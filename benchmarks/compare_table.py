@@ -31,7 +31,7 @@ def main() -> None:
     methods = sorted({c.removesuffix(", tuned") for c in curves} - set(alone))
     print("| | as it is | fine-tuned |")
     print("|---|---|---|")
-    print(f"| plain model | {100 * rows[0]['accuracy']:.2f} | |")
+    print(f"| plain model | {cell(rows[:1])} | |")
     for name in methods:
         tuned = f"{name}, tuned"
         print(f"| {name} | {cell(curves.get(name, []))} | {cell(curves[tuned]) if tuned in tuned_apart else ''} |")

@@ -40,11 +40,11 @@ fi
 tune dense 2 5e-4 --start "$runs/plain" --limit "$tuned"
 sides=(--trained "$runs/dense")
 side tosa_0.8 "$runs/fitted" tosa keep=0.8
+side per_head_0.8 "$runs/fitted" tosa keep=0.8 scope=per_head
 side random_0.8 "$runs/plain" tosa keep=0.8 scorer=random
 side tome "$runs/plain" tome r=5 unmerge=true
-side per_head_0.8 "$runs/fitted" tosa keep=0.8 scope=per_head
-side tosa_0.6 "$runs/fitted" tosa keep=0.6
 side svit "$runs/plain" svit keep=0.5
+side tosa_0.6 "$runs/fitted" tosa keep=0.6
 side per_head_0.6 "$runs/fitted" tosa keep=0.6 scope=per_head
 side random_0.6 "$runs/plain" tosa keep=0.6 scorer=random
 tokensworth compare --task depth --model "$runs/plain" --data "nyu:$runs/test" --calibration "nyu:$runs/calibration" \

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from tokensworth.cascade.backbone import timm_normalization
 from tokensworth.cascade.config import CascadeConfig, Reuse
 from tokensworth.cascade.reuse import Upstream
+from tokensworth.cascade.shared import shared_stages
+from tokensworth.cascade.sharing import copy_backbone, shared_config, source_model
 from tokensworth.cascade.stage import Stage
 from tokensworth.cascade.storage import load_folder, save_folder
-from tokensworth.errors import InvalidGridError
+from tokensworth.errors import InvalidGridError, TokensworthError
 from tokensworth.tokens.method import adapt, method_from_dict
 
 
@@ -44,7 +46,10 @@ class Cascade(
     def __init__(self, config: CascadeConfig, pretrained: bool = False) -> None:
         super().__init__()
         self.base = replace(config, tokens=None)
-        self.stages = nn.ModuleList(Stage(config, i, pretrained) for i in range(len(config.grids)))
+        if config.share:
+            self.stages = shared_stages(config, pretrained)
+        else:
+            self.stages = nn.ModuleList(Stage(config, i, pretrained) for i in range(len(config.grids)))
         if config.tokens:
             adapt(self, method_from_dict(config.tokens))
 
@@ -58,31 +63,42 @@ class Cascade(
     @classmethod
     def from_timm(
         cls,
-        backbone: str,
+        backbone: str | nn.Module,
         grids: Sequence[int],
-        num_classes: int,
+        num_classes: int = 0,
         *,
         pretrained: bool = False,
         reuse: Reuse | None = None,
+        share: bool = False,
         **options: Any,
     ) -> "Cascade":
         """A cascade of any timm `VisionTransformer`, or of a T2T-ViT by name.
 
         Args:
-            backbone: a name, for example `deit_small_patch16_224` or `t2t_vit_12`.
+            backbone: a name, for example `deit_small_patch16_224` or `t2t_vit_12`; with `share` also a timm model,
+                whose weights are copied.
             grids: token grid sides, at least two, growing.
-            num_classes: number of classes.
+            num_classes: number of classes; with `share`, 0 for the pretrained model's own, its head kept.
             pretrained: load timm's weights into every stage, patch and position embeddings resampled. Each
                 stage then starts exactly as the pretrained model: reuse enters with weight zero and, unless
                 `reuse` is given, leaves the pretrained LayerNorms alone (`joint_norm=False`).
             reuse: the switches of feature and relation reuse.
+            share: one transformer at growing token counts, weights held once; any timm `VisionTransformer` or `Eva`.
+                Every stage starts exactly as the pretrained model at that input size, last norms and head its own.
             **options: other fields of `CascadeConfig`; the normalization is timm's for this backbone unless given.
 
         Raises:
             InvalidGridError: fewer than two grids, grids that do not grow, or one the stem cannot make.
+            UnsupportedModelError: a backbone that cannot be driven, or whose weights cannot be had.
+            TokensworthError: no number of classes where the model has none.
         """
         if len(grids) < 2:
             raise InvalidGridError(f"a cascade needs at least two grids, not {list(grids)}")
+        if share:
+            model = source_model(backbone, pretrained)
+            return copy_backbone(model, cls(shared_config(model, grids, num_classes, reuse, options)))
+        if not isinstance(backbone, str) or num_classes < 1:
+            raise TokensworthError("stages of separate weights need a backbone's name and the number of classes")
         reuse = reuse or Reuse(joint_norm=not pretrained)
         options = {**timm_normalization(backbone), **options}
         config = CascadeConfig(backbone, tuple(grids), num_classes, reuse=reuse, **options)

@@ -31,7 +31,8 @@ class Reuse:
             has no norm of its own and the pretrained norm is untouched, so that a stage can start exactly
             as its pretrained model.
         hidden: width inside a context embedding's MLP.
-        width: channels of a context embedding.
+        width: channels of a context embedding; in shared weights it is as wide as the tokens.
+        layers: only the last so many layers reuse, and hand on relations; 0 for all. For shared weights alone.
     """
 
     feature: Literal["last", "each", "off"] = "last"
@@ -42,6 +43,7 @@ class Reuse:
     joint_norm: bool = True
     hidden: int = 128
     width: int = 48
+    layers: int = 0
 
     def __post_init__(self) -> None:
         _choice("feature", self.feature, ("last", "each", "off"))
@@ -54,7 +56,7 @@ NO_REUSE = Reuse(feature="off", relation="off")
 
 @dataclass(frozen=True)
 class CascadeConfig:
-    """A cascade of stages of one architecture and separate weights.
+    """A cascade of stages of one architecture, of separate or of shared weights.
 
     Attributes:
         backbone: a timm `VisionTransformer` name, a T2T-ViT (`t2t_vit_7` ... `t2t_vit_24`), or `vit` with
@@ -70,6 +72,10 @@ class CascadeConfig:
         mean, std: normalization of the image's channels, after scaling to [0, 1].
         class_names: names of the classes, or empty.
         tokens: the token method of every stage, as `Method.to_dict` gives it; None for none.
+        share: all stages are one transformer at growing token counts, its weights held once. `backbone` is then any
+            timm `VisionTransformer` or `Eva`, `image_size` what images are given in: each stage resizes them.
+        head: of every stage, `linear` or `cosine`; shared weights alone have cosines.
+        head_width: of the space that a cosine head projects to, as CLIP's; 0 for none.
     """
 
     backbone: str
@@ -84,6 +90,9 @@ class CascadeConfig:
     std: tuple[float, ...] = IMAGENET_STD
     class_names: tuple[str, ...] = ()
     tokens: dict[str, Any] | None = None
+    share: bool = False
+    head: str = "linear"
+    head_width: int = 0
 
     def __post_init__(self) -> None:
         grids = tuple(self.grids)
@@ -97,6 +106,9 @@ class CascadeConfig:
             object.__setattr__(self, name, tuple(getattr(self, name)))
         if isinstance(self.reuse, Mapping):
             object.__setattr__(self, "reuse", Reuse(**self.reuse))
+        _choice("head", self.head, ("linear", "cosine"))
+        if not self.share and (self.reuse.layers or self.head != "linear"):
+            raise TokensworthError("reuse in the last layers alone and cosine heads need share=True")
 
     def static(self, grid: int) -> "CascadeConfig":
         """The plain model of one grid alone: one point of the static frontier."""

@@ -54,7 +54,7 @@ class Stage(nn.Module):
         super().__init__()
         grid, reuse = config.grids[index], config.reuse
         self.vit = make_backbone(config, grid, pretrained)
-        self.depth = len(self.vit.blocks)
+        self.depth = self.reusing = len(self.vit.blocks)
         self.heads: int = self.vit.blocks[0].attn.num_heads  # type: ignore[assignment,union-attr]
         self.joint_norm = reuse.joint_norm
         self.all_features = reuse.feature == "each"

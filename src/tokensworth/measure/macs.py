@@ -13,8 +13,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+from torch.utils.module_tracker import ModuleTracker
 
 from tokensworth.cascade import Cascade, CascadeConfig, Upstream
+from tokensworth.cascade.shared import SharedStage
 from tokensworth.cascade.stage import Stage
 from tokensworth.tokens.method import at_most, dense
 from tokensworth.tokens.vit import find_vits
@@ -31,6 +33,16 @@ def _sums_of_rows(rows: Any, places: Any, *_: Any, out_shape: Any = None, **__: 
 _fused_on_cpu._get_raw = True  # type: ignore[attr-defined]  # tensors, not shapes: the counter's own switch
 
 
+class _NoModules(ModuleTracker):
+    """Counts are not told apart by module: following modules fails on a parameter that is a module's input."""
+
+    def __enter__(self) -> "_NoModules":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+
 def count_macs(run: Callable[[], Any]) -> int:
     """MACs of whatever `run` does."""
     aten = torch.ops.aten
@@ -40,6 +52,7 @@ def count_macs(run: Callable[[], Any]) -> int:
         aten._embedding_bag_forward_only: _sums_of_rows,
     }
     counter = FlopCounterMode(display=False, custom_mapping=mapping)
+    counter.mod_tracker = _NoModules()
     with torch.no_grad(), counter:
         run()
     return counter.get_total_flops() // 2
@@ -119,7 +132,7 @@ def stage_macs(cascade: Cascade) -> list[StageMacs]:
             total = count_macs(partial(cascade.run_stage, index, image, state))
         feature = relation = 0
         if state is not None:
-            stage = cast(Stage, cascade.stages[index])
+            stage = cast(Stage | SharedStage, cascade.stages[index])
             feature = count_macs(partial(_all_contexts, stage, state.features))
             relation = count_macs(partial(_all_biases, stage, state))
         with dense(cascade):
@@ -131,14 +144,14 @@ def stage_macs(cascade: Cascade) -> list[StageMacs]:
     return out
 
 
-def _all_contexts(stage: Stage, features: Tensor) -> None:
+def _all_contexts(stage: Stage | SharedStage, features: Tensor) -> None:
     if stage.feature is not None:
-        for layer in range(stage.depth):
+        for layer in range(stage.reusing):
             stage.feature(layer, features)
 
 
-def _all_biases(stage: Stage, state: Upstream) -> None:
+def _all_biases(stage: Stage | SharedStage, state: Upstream) -> None:
     prior = stage.prior(state)
     if prior is not None:
-        for layer in range(stage.depth):
+        for layer in range(stage.reusing):
             stage.reused(layer, prior)

@@ -55,13 +55,14 @@ class Seen(NamedTuple):
         return logits_of(self.attn, self.q, self.k, self.bias).softmax(dim=-1)
 
 
-def _inner(block: Any, x: Tensor, half: int) -> Tensor:
+def normed(block: Any, x: Tensor, half: int) -> Tensor:
+    """What a branch reads: x through its norm, or x itself where the block norms what the branch adds."""
     if isinstance(block, _POST_NORM):
         return x
     return (block.norm1 if half == 1 else block.norm2)(x)
 
 
-def _add(block: Any, x: Tensor, out: Tensor, half: int) -> Tensor:
+def added(block: Any, x: Tensor, out: Tensor, half: int) -> Tensor:
     """x plus what a branch gives, scaled or normed as the block does."""
     first = half == 1
     if isinstance(block, _POST_NORM):
@@ -86,18 +87,18 @@ def attention_half(
         bias: added to the logits, broadcast to (B, H, N, N).
         policy: (B, N), 1 for tokens that are attended and 0 for others, with gradients; each attends to itself.
     """
-    inner = _inner(block, x, 1)
+    inner = normed(block, x, 1)
     q, k, v = project(block.attn, inner, rope)
     if policy is None:
         mixed = attend(block.attn, q, k, v, bias)
     else:
         mixed = block.attn.attn_drop(masked_softmax(logits_of(block.attn, q, k, bias), policy)) @ v
-    return _add(block, x, finish(block.attn, inner, mixed), 1), Seen(block.attn, q, k, bias)
+    return added(block, x, finish(block.attn, inner, mixed), 1), Seen(block.attn, q, k, bias)
 
 
 def mlp_half(block: Any, x: Tensor) -> Tensor:
     """x (B, N, D) after the MLP and its residual."""
-    return _add(block, x, block.mlp(_inner(block, x, 2)), 2)
+    return added(block, x, block.mlp(normed(block, x, 2)), 2)
 
 
 def masked_softmax(logits: Tensor, policy: Tensor) -> Tensor:

@@ -162,19 +162,63 @@ def calibrate(
         DataError: no images, labels outside the model's classes, or answers that are not finite.
         PolicyError: an unknown score.
     """
-    rule = find_score(score)
+    find_score(score)
     cascade.eval()
-    stages, classes = cascade.num_stages, cascade.config.num_classes
-    temperatures = (1.0,) * stages
+    temperatures = (1.0,) * cascade.num_stages
     if temperature is True:
         batches = list(batches)
         temperatures = _temperatures(cascade, batches)
     elif temperature:
         temperatures = tuple(temperature)
+    costs = [float(s.total) for s in stage_macs(cascade)]
+    return _collect(_answers(cascade, batches), costs, score, temperatures, model_hash(cascade))
+
+
+def calibrate_logits(
+    exits: Sequence[Tensor],
+    labels: Tensor,
+    stage_costs: Sequence[float],
+    *,
+    score: str = "confidence",
+    temperature: bool | Sequence[float] = False,
+    model: str = "",
+) -> Calibration:
+    """The same from logits that are already there.
+
+    Args:
+        exits: logits (N, C) of each exit, on the CPU.
+        labels: (N,).
+        stage_costs: MACs of running each stage on one image.
+        score, temperature: as `calibrate` takes them.
+        model: hash of the model that gave them.
+
+    Raises:
+        DataError: no images, labels outside the classes, or answers that are not finite.
+        PolicyError: an unknown score.
+    """
+    temperatures = (1.0,) * len(exits)
+    if temperature is True:
+        temperatures = tuple(fit_temperature(logits, labels) for logits in exits)
+    elif temperature:
+        temperatures = tuple(temperature)
+    return _collect([(list(exits), labels)], stage_costs, score, temperatures, model)
+
+
+def _collect(
+    batches: Iterable[tuple[list[Tensor], Tensor]],
+    stage_costs: Sequence[float],
+    score: str,
+    temperatures: tuple[float, ...],
+    model: str,
+) -> Calibration:
+    """What the solvers need of the logits of every exit and the labels, batch by batch."""
+    rule = find_score(score)
+    stages = len(stage_costs)
     parts: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in range(stages)]
     truth: list[Tensor] = []
     seen = 0
-    for exits, labels in _answers(cascade, batches):
+    for exits, labels in batches:
+        classes = exits[0].shape[1]
         if labels.min() < 0 or labels.max() >= classes:
             raise DataError(f"calibration: labels {int(labels.min())} to {int(labels.max())} for {classes} classes")
         positions = torch.arange(seen, seen + len(labels))
@@ -194,10 +238,10 @@ def calibrate(
         confidences,
         predictions,
         torch.cat(truth).numpy(),
-        tuple(float(s.total) for s in stage_macs(cascade)),
+        tuple(stage_costs),
         score=score,
         temperatures=temperatures,
-        model=model_hash(cascade),
+        model=model,
     )
 
 

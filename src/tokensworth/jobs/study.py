@@ -1,12 +1,13 @@
 """One study of a cascade: its frontier on held-out images beside the static models, in accuracy, MACs and time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from tokensworth.cascade import Cascade
@@ -136,6 +137,11 @@ def pass_over(runner: Runner, images: Tensor) -> Callable[[], None]:
     return run
 
 
+def _accuracy(runner: Runner, images: ImageSet) -> float:
+    truth = images.labels.tolist()
+    return sum(result.label == y for result, y in zip(runner.predict(images), truth, strict=True)) / len(truth)
+
+
 def load_statics(folders: list[Path]) -> list[Cascade]:
     """Static references, saved by `tokensworth train --static`."""
     return [Cascade.from_pretrained(folder) for folder in folders]
@@ -158,6 +164,10 @@ def run_study(
     timed: int = 8,
     repeats: int = 3,
     extra: list[Policy] | None = None,
+    test: Calibration | None = None,
+    static_accuracies: Sequence[float] = (),
+    dtype: torch.dtype | None = None,
+    timed_images: int = _TIMED_IMAGES,
     say: Callable[[str], None] = lambda _: None,
 ) -> Study:
     """Makes a study.
@@ -171,21 +181,25 @@ def run_study(
         timed: how many policies of the frontier are timed.
         repeats: timed rounds; medians count.
         extra: further policies to time, put first among the timed points.
+        test: answers on the test images, where they are known already.
+        static_accuracies: of the static references on the test images, where known.
+        dtype: autocast to this type.
+        timed_images: timings pass over the first so many of the test images.
         say: told what is under way.
     """
-    say("answers on the test images")
-    test = answers(cascade, test_images, score=calibration.score, temperature=calibration.temperatures)
+    if test is None:
+        say("answers on the test images")
+        test = answers(cascade, test_images, score=calibration.score, temperature=calibration.temperatures)
     say("solving the frontier")
     line = frontier(calibration)
     everything = Policy.run_all(cascade.num_stages)
     chosen = [*(extra or []), *_spread(line.policies, timed)]
     say("timing")
-    tensors, labels = all_tensors(test_images, cascade.config)
-    few = tensors[:_TIMED_IMAGES]
+    few, _ = all_tensors(test_images.select(np.arange(min(timed_images, len(test_images)))), cascade.config)
     sides: dict[str, Callable[[], None]] = {}
     for index, policy in enumerate([everything, *chosen]):
-        sides[f"policy{index}"] = pass_over(Runner(cascade, policy, batch_size=batch), few)
-    runners = [Runner(s, batch_size=batch) for s in statics]
+        sides[f"policy{index}"] = pass_over(Runner(cascade, policy, batch_size=batch, dtype=dtype), few)
+    runners = [Runner(s, batch_size=batch, dtype=dtype) for s in statics]
     for index, runner in enumerate(runners):
         sides[f"static{index}"] = pass_over(runner, few)
     times = alternate(sides, repeats)
@@ -196,9 +210,8 @@ def run_study(
     points = [cascade_point(p.goal, test, p, rate(f"policy{i + 1}")) for i, p in enumerate(chosen)]
     static_points = []
     for index, (model, runner) in enumerate(zip(statics, runners, strict=True)):
-        right = sum(r.label == y for r, y in zip(runner.predict(tensors), labels.tolist(), strict=True))
-        share = right / len(labels)
-        low, high = wilson(share, len(labels))
+        share = static_accuracies[index] if static_accuracies else _accuracy(runner, test_images)
+        low, high = wilson(share, len(test_images))
         macs = float(model_macs(model, model.config.image_size, model.config.in_chans))
         grid = model.config.grids[0]
         static_points.append(Point(f"static {grid}x{grid}", share, low, high, macs, rate(f"static{index}")))

@@ -133,3 +133,16 @@ def bench_tables(value: dict[str, Any]) -> list[Table]:
         f"peak MiB, batch {batch}",
     )
     return [rich_table("where the MACs go", header, stages), rich_table("measured", times, sides)]
+
+
+def tuning_tables(record: dict[str, Any]) -> list[Table]:
+    """What a tuning run fitted and chose, from its record."""
+    heads = Table("grid", "held back by", "held-out loss", "held-out accuracy %", title="heads")
+    for fit in record["heads"]:
+        cells = (f"{fit['strength']:.3g}", f"{fit['loss']:.4f}", f"{100 * fit['accuracy']:.2f}")
+        heads.add_row(f"{fit['grid']}x{fit['grid']}", *cells)
+    lists = Table("grids", "calibration accuracy %", "mean cost", title=f"goal: {record['goal']}")
+    for found in record["lists"][:5]:
+        cost = show_cost(found["cost"], record["policy"]["unit"])
+        lists.add_row(", ".join(map(str, found["grids"])), f"{100 * found['accuracy']:.2f}", cost)
+    return [heads, lists] if record["heads"] else [lists]

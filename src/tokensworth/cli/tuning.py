@@ -1,0 +1,83 @@
+"""`tokensworth tune`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tokensworth.cli.options import Device, Json, Threads, answer, numbers, progress, set_threads
+
+
+def tune(
+    model: Annotated[str, typer.Option(help="timm name, `hf-hub:` id, or folder of a saved timm model.")],
+    data: Annotated[
+        str, typer.Option(help="Labelled images: Parquet file, folder of class folders, `cifar10`, a Hub data set.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for kept steps, the model, the policy and the report.")],
+    weights: Annotated[str, typer.Option(help="Weights file for a timm name; timm's own where empty.")] = "",
+    test: Annotated[
+        str, typer.Option(help="Images to report on; `split:test` for --data's; empty for half of --held-out.")
+    ] = "",
+    grids: Annotated[str, typer.Option(help="Candidate token grid sides, growing; the best few are chosen.")] = "4,7,10,14",
+    budget: Annotated[str, typer.Option(help="Goal: mean MACs per image, as 350M or 1.2G.")] = "",
+    millis: Annotated[float, typer.Option(help="Goal: mean milliseconds per image.")] = 0.0,
+    held_out: Annotated[int, typer.Option(help="Images held out of fitting; 0 for a fifth, at most 5000.")] = 0,
+    limit: Annotated[int, typer.Option(help="Fit on so many images only; 0 for all.")] = 0,
+    image_size: Annotated[int, typer.Option(help="Side that images are held in; 0 for a fitting one.")] = 0,
+    head: Annotated[str, typer.Option(help="linear or cosine.")] = "linear",
+    text: Annotated[
+        str, typer.Option(help="CLIP's text embeddings, a row per class (.npy or safetensors): nothing is fitted.")
+    ] = "",
+    precision: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
+    timed_images: Annotated[int, typer.Option(help="Test images that timings pass over.")] = 512,
+    repeats: Annotated[int, typer.Option(help="Timed rounds; medians count.")] = 3,
+    batch_size: Annotated[int, typer.Option(help="Batch of the timings.")] = 32,
+    seed: Annotated[int, typer.Option(help="Of the split and the training.")] = 0,
+    device: Device = "",
+    threads: Threads = 0,
+    as_json: Json = False,
+) -> None:
+    """Make a pretrained ViT adaptive; without --budget or --millis, as accurate as its largest grid. Can be stopped."""
+    from tokensworth.exits.goals import Macs, Millis
+    from tokensworth.jobs.tune import TuneJob, Tuning
+    from tokensworth.report.page import write_report
+    from tokensworth.report.tables import study_table, tuning_tables
+
+    set_threads(threads)
+    job = TuneJob(
+        model,
+        data,
+        out,
+        weights=weights,
+        test=test,
+        grids=numbers(grids),
+        budget=Macs(budget) if budget else Millis(millis) if millis else None,
+        held=held_out,
+        limit=limit,
+        image_size=image_size,
+        head=head,
+        text=text,
+        precision=precision,
+        timed_images=timed_images,
+        repeats=repeats,
+        timed_batch=batch_size,
+        device=device,
+        seed=seed,
+    )
+    with progress("tuning", None, as_json) as update:
+
+        def tell(step: str, done: int, total: int) -> None:
+            update(done, total or None, step)
+
+        tuned = Tuning(job, tell).run()
+    page = out / "report.html"
+    write_report(tuned.study, page, f"tokensworth tune: {model}")
+    value: dict[str, Any] = tuned.record | {"out": str(out)}
+    tables = [*tuning_tables(tuned.record), study_table(tuned.study)]
+    answer(value, as_json, *tables, f"wrote {out / 'model'}, {out / 'policy.json'} and {page}")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Registers the command of this file."""
+    example = "Example: tokensworth tune --model vit_small_patch14_dinov2 --data photos/ --grids 4,7,10,16 --out tuned"
+    app.command(epilog=example)(tune)

@@ -212,8 +212,9 @@ class SharedStage(nn.Module):
         attn = block.attn
         inner = normed(block, x, 1)
         q, k, v = project(attn, inner, rope)
-        if torch.is_grad_enabled() and (kept is not None or bias is not None):
-            # A bias that needs gradients would send fused attention to its plain path anyway.
+        if torch.is_grad_enabled() and (kept is not None or bias is not None or x.device.type == "cpu"):
+            # A bias that needs gradients would send fused attention to its plain path anyway, and a CPU's is slower
+            # backwards than plain products.
             logits = logits_of(attn, q, k, bias)
             mixed = attn.attn_drop(logits.softmax(dim=-1)) @ v
             if kept is not None:

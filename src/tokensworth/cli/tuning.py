@@ -28,6 +28,15 @@ def tune(
     text: Annotated[
         str, typer.Option(help="CLIP's text embeddings, a row per class (.npy or safetensors): nothing is fitted.")
     ] = "",
+    feature: Annotated[str, typer.Option(help="Feature reuse, where trained: last, each or off.")] = "last",
+    relation: Annotated[str, typer.Option(help="Relation reuse, where trained: all, matching or off.")] = "off",
+    last_layers: Annotated[int, typer.Option(help="Only the last so many layers reuse; 0 for all.")] = 0,
+    epochs: Annotated[int, typer.Option(help="Passes of a full fine-tune; 0 for heads alone.")] = 0,
+    lr: Annotated[float, typer.Option(help="Of the fine-tune.")] = 1e-4,
+    layer_decay: Annotated[
+        float, typer.Option(help="Learning rate of a layer relative to that of the one after it.")
+    ] = 0.8,
+    train_batch: Annotated[int, typer.Option(help="Images per step of the fine-tune.")] = 64,
     precision: Annotated[str, typer.Option(help="auto, fp32 or bf16.")] = "auto",
     timed_images: Annotated[int, typer.Option(help="Test images that timings pass over.")] = 512,
     repeats: Annotated[int, typer.Option(help="Timed rounds; medians count.")] = 3,
@@ -38,6 +47,7 @@ def tune(
     as_json: Json = False,
 ) -> None:
     """Make a pretrained ViT adaptive; without --budget or --millis, as accurate as its largest grid. Can be stopped."""
+    from tokensworth.cascade.config import NO_REUSE, Reuse
     from tokensworth.exits.goals import Macs, Millis
     from tokensworth.jobs.tune import TuneJob, Tuning
     from tokensworth.report.page import write_report
@@ -57,6 +67,11 @@ def tune(
         image_size=image_size,
         head=head,
         text=text,
+        reuse=Reuse(feature, relation=relation, joint_norm=False, layers=last_layers) if epochs else NO_REUSE,  # type: ignore[arg-type]
+        epochs=epochs,
+        lr=lr,
+        layer_decay=layer_decay,
+        batch_size=train_batch,
         precision=precision,
         timed_images=timed_images,
         repeats=repeats,

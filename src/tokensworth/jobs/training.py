@@ -131,7 +131,9 @@ def run_training(job: TrainJob, on_step: Callable[[Progress], None] | None = Non
         if held is None:
             return {}
         batches = labelled_batches(held, config)
-        return {"held_out_accuracy": accuracy_per_exit(averaged, batches, next(averaged.parameters()).device)}
+        with trainer.accelerator.autocast():
+            found = accuracy_per_exit(averaged, batches, next(averaged.parameters()).device)
+        return {"held_out_accuracy": found}
 
     digest = images.digest()
     identity = {"config": config.to_dict(), "data": digest, "pretrained": job.pretrained}

@@ -33,7 +33,7 @@ class TuneJob:
         head: `linear` or `cosine`.
         text: file of one embedding per class, (classes, E), as `.npy` or safetensors: CLIP's zero-shot classifier,
             nothing fitted.
-        reuse: what later stages take from earlier ones, once trained.
+        reuse: what later stages take from earlier ones, where it is trained.
         cached_epochs: passes over kept tokens that train the last `reuse.layers` layers' reuse; 0 for none.
         blocks: train those layers themselves as well.
         epochs: passes of a full fine-tune; 0 for none.

@@ -21,12 +21,14 @@ class Parts:
         calibration: for regularization, temperatures, thresholds and the choice of grids.
         test: for the report alone.
         classes: number of classes.
+        held: how many images of the data are held out of fitting.
     """
 
     fit: ImageSet
     calibration: ImageSet
     test: ImageSet
     classes: int
+    held: int
 
 
 def open_parts(data: str, test: str, held: int, limit: int, seed: int) -> Parts:
@@ -61,7 +63,7 @@ def open_parts(data: str, test: str, held: int, limit: int, seed: int) -> Parts:
             raise DataError(f"{images.origin}: {len(part)} images to {name} on; give more, or set --held-out")
     if reported.labels.min() < 0 or reported.labels.max() >= classes:
         raise DataError(f"{reported.origin}: labels up to {reported.labels.max()}, but {images.origin} has {classes} classes")
-    return Parts(fit, calibration, replace(reported, class_names=images.class_names), classes)
+    return Parts(fit, calibration, replace(reported, class_names=images.class_names), classes, count)
 
 
 def natural_size(images: ImageSet, largest: int) -> int:

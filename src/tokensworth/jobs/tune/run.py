@@ -19,6 +19,7 @@ from tokensworth.files import write_json
 from tokensworth.jobs.study import Study, run_study
 from tokensworth.jobs.tune.choice import Goal, rank_grids
 from tokensworth.jobs.tune.features import Passes
+from tokensworth.jobs.tune.finetune import fine_tune
 from tokensworth.jobs.tune.heads import Examples, FittedHead, fit_cosine, fit_linear, head_logits, set_head
 from tokensworth.jobs.tune.job import TuneJob, open_source, read_text
 from tokensworth.jobs.tune.parts import natural_size, open_parts
@@ -190,8 +191,10 @@ class Tuning:
         goal = self.goal()
         lists = self.choose_grids(goal)
         grids = tuple(lists[0]["grids"])
-        cascade = self.build(grids)
-        logits = {part: [rows[grid] for grid in grids] for part, rows in self.logits.items()}
+        cascade = self.build(grids, job.reuse)
+        if job.epochs:
+            cascade = fine_tune(job, self.parts, cascade, self.tell).to(self.device)
+        logits = self._exit_logits(cascade)
         unit = goal.budget.unit if goal.budget is not None else "MACs"
         known = self.calibrate(cascade, logits, unit)
         policy = self._solve(goal, known["calibration"])
@@ -215,6 +218,18 @@ class Tuning:
         }
         write_json(job.out / "tune.json", record)
         return Tuned(cascade, policy, study, record)
+
+    def _exit_logits(self, cascade: Cascade) -> dict[str, list[Tensor]]:
+        """What every exit says of the calibration and test images: from the kept features, or after a pass."""
+        if not self.job.epochs:
+            return {part: [rows[grid] for grid in cascade.config.grids] for part, rows in self.logits.items()}
+        found: dict[str, list[Tensor]] = {}
+        for part in ("calibration", "test"):
+            images = getattr(self.parts, part)
+            chunks = self.passes.answers(cascade, images, model_hash(cascade))
+            rows = chunks.gather(lambda done: self.tell(f"answers on the {part} images", done, len(images)))  # noqa: B023
+            found[part] = list(rows.values())
+        return found
 
     def _solve(self, goal: Goal, known: Calibration) -> Policy:
         """The policy for the goal; the most accurate one where the goal is out of reach."""

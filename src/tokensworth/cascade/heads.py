@@ -47,7 +47,7 @@ def make_cosine(vit: ViT, classes: int, width: int) -> None:
         head = CosineHead(vit.num_features, classes, width)
         if width and isinstance(old, nn.Linear) and old.out_features == width:
             with torch.no_grad():
-                head.projection.weight.copy_(old.weight)
+                head.projection.weight.copy_(old.weight)  # type: ignore[operator,union-attr]
         setattr(vit, name, head)
 
 

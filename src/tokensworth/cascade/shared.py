@@ -28,7 +28,7 @@ from tokensworth.tokens.halves import added, check_block, normed
 from tokensworth.tokens.method import Method
 from tokensworth.tokens.vit import ViT
 
-_OWN = ("norm", "fc_norm", "head", "head_dist")
+OWN = ("norm", "fc_norm", "head", "head_dist")
 
 
 def make_shared_backbone(config: CascadeConfig, pretrained: bool = False) -> ViT:
@@ -60,7 +60,7 @@ def make_shared_backbone(config: CascadeConfig, pretrained: bool = False) -> ViT
 
 def _with_own_parts(vit: ViT, copied: bool) -> tuple[ViT, dict[str, nn.Module]]:
     """A view of a model that holds the same parts, last norms and heads `copied` or not; and those."""
-    parts = {name: part for name in _OWN if (part := vit._modules.get(name)) is not None}
+    parts = {name: part for name in OWN if (part := vit._modules.get(name)) is not None}
     own = copy.deepcopy(parts) if copied else parts
     view = copy.copy(vit)
     # Parameters and buffers stay the very same dictionaries, so that moves and conversions reach both.
@@ -174,17 +174,14 @@ class SharedStage(nn.Module):
         vit: Any = self.vit
         self._fit_positions()
         x = vit._pos_embed(vit.patch_embed(self.resize(image)))
-        if isinstance(x, tuple):
-            x = x[0]
-        else:
-            x = vit.patch_drop(x)
-        x = vit.norm_pre(x)
+        # An `Eva` gives its rotary positions too.
+        x = vit.norm_pre(x[0] if isinstance(x, tuple) else vit.patch_drop(x))
         for place, rope in enumerate(self._ropes()[:layer]):
             x = vit.blocks[place](x) if rope is None else vit.blocks[place](x, rope=rope)
         return x
 
     def resume(self, x: Tensor, first: int, state: Upstream | None, hand_on: bool) -> tuple[Tensor, Upstream | None]:
-        """The blocks from `first` (from 0) on, with reuse: tokens (B, N, D) before the last norm, and what is handed on."""
+        """The blocks from `first` (from 0) on, with reuse: tokens (B, N, D) before the last norm, next state."""
         prior = None if state is None else self.prior(state)
         features: list[Tensor] = []
         relations: list[Tensor] = []
@@ -206,7 +203,12 @@ class SharedStage(nn.Module):
 
     @staticmethod
     def _block(
-        block: Any, x: Tensor, rope: Tensor | None, bias: Tensor | None, context: Tensor | None, kept: list[Tensor] | None
+        block: Any,
+        x: Tensor,
+        rope: Tensor | None,
+        bias: Tensor | None,
+        context: Tensor | None,
+        kept: list[Tensor] | None,
     ) -> Tensor:
         """A block with an additive relation `bias` (B, H, N, N) and a `context` (B, N, D) added to the MLP's input."""
         attn = block.attn

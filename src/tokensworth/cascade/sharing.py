@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import timm
 import torch
+from timm.models._input import get_model_args
 from torch import nn
 
 from tokensworth.cascade.config import CascadeConfig, Reuse
@@ -52,8 +53,6 @@ def shared_config(
         TokensworthError: no number of classes where the model has none.
         UnsupportedModelError: arguments that no file can hold.
     """
-    from timm.models._hub import get_model_args
-
     made_with = get_model_args(vit)
     made_with.pop("num_classes", None)
     channels = made_with.pop("in_chans", 3)

@@ -18,7 +18,10 @@ def tune(
     test: Annotated[
         str, typer.Option(help="Images to report on; `split:test` for --data's; empty for half of --held-out.")
     ] = "",
-    grids: Annotated[str, typer.Option(help="Candidate token grid sides, growing; the best few are chosen.")] = "4,7,10,14",
+    grids: Annotated[
+        str, typer.Option(help="Candidate token grid sides, growing; the best few are chosen.")
+    ] = "4,7,10,14",
+    keep_grids: Annotated[bool, typer.Option(help="Take all candidates instead of choosing.")] = False,
     budget: Annotated[str, typer.Option(help="Goal: mean MACs per image, as 350M or 1.2G.")] = "",
     millis: Annotated[float, typer.Option(help="Goal: mean milliseconds per image.")] = 0.0,
     held_out: Annotated[int, typer.Option(help="Images held out of fitting; 0 for a fifth, at most 5000.")] = 0,
@@ -31,6 +34,10 @@ def tune(
     feature: Annotated[str, typer.Option(help="Feature reuse, where trained: last, each or off.")] = "last",
     relation: Annotated[str, typer.Option(help="Relation reuse, where trained: all, matching or off.")] = "off",
     last_layers: Annotated[int, typer.Option(help="Only the last so many layers reuse; 0 for all.")] = 0,
+    cached_epochs: Annotated[
+        int, typer.Option(help="Passes over kept tokens that train the last layers' reuse, norms and heads.")
+    ] = 0,
+    train_blocks: Annotated[bool, typer.Option(help="With --cached-epochs, train these layers too.")] = False,
     epochs: Annotated[int, typer.Option(help="Passes of a full fine-tune; 0 for heads alone.")] = 0,
     lr: Annotated[float, typer.Option(help="Of the fine-tune.")] = 1e-4,
     layer_decay: Annotated[
@@ -54,6 +61,7 @@ def tune(
     from tokensworth.report.tables import study_table, tuning_tables
 
     set_threads(threads)
+    reuse = Reuse(feature, relation=relation, joint_norm=False, layers=last_layers)  # type: ignore[arg-type]
     job = TuneJob(
         model,
         data,
@@ -67,7 +75,11 @@ def tune(
         image_size=image_size,
         head=head,
         text=text,
-        reuse=Reuse(feature, relation=relation, joint_norm=False, layers=last_layers) if epochs else NO_REUSE,  # type: ignore[arg-type]
+        reuse=reuse if epochs or cached_epochs else NO_REUSE,
+        keep_grids=keep_grids,
+        cached_epochs=cached_epochs,
+        last_layers=last_layers,
+        blocks=train_blocks,
         epochs=epochs,
         lr=lr,
         layer_decay=layer_decay,

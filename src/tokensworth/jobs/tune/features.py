@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tokensworth.cascade import Cascade
 from tokensworth.cascade.heads import features_of
+from tokensworth.cascade.shared import SharedStage
 from tokensworth.data.sources import ImageSet
 from tokensworth.jobs.answers import labelled_batches
 from tokensworth.jobs.tune.chunks import Chunks
@@ -35,33 +36,42 @@ class Passes:
             images: the images.
             source: hash of the pretrained model; heads do not matter.
         """
-        return self._by_grid("features", cascade, images, source, lambda stage, images: features_of(
-            stage.vit, stage.vit.norm(stage.tokens_before(images, stage.layers))
-        ).float())
+
+        def one(stage: SharedStage, batch: Tensor) -> Tensor:
+            return features_of(stage.vit, stage.vit.norm(stage.tokens_before(batch, stage.layers))).float()
+
+        return self._by_grid("features", cascade, images, source, one)
 
     def tokens(self, cascade: Cascade, images: ImageSet, source: str, layer: int) -> Chunks:
         """The tokens that block `layer` (from 0) reads at each grid, (N, n, D) in the passes' own precision."""
         kind = self.dtype or torch.float32
-        return self._by_grid(
-            f"tokens before layer {layer}", cascade, images, source, lambda stage, images: stage.tokens_before(images, layer).to(kind)
-        )
+
+        def one(stage: SharedStage, batch: Tensor) -> Tensor:
+            return stage.tokens_before(batch, layer).to(kind)
+
+        return self._by_grid(f"tokens before layer {layer}", cascade, images, source, one)
 
     def answers(self, cascade: Cascade, images: ImageSet, model: str) -> Chunks:
         """Logits of every exit, (N, classes) float32, by the exit's number from 0; `model` is the cascade's hash."""
 
-        def one(batch: Tensor) -> Iterable[Tensor]:
-            return [logits.float() for logits in cascade(batch)]
-
         names = [str(i) for i in range(cascade.num_stages)]
-        return Chunks(
-            self.folder, ["answers", model, str(self.dtype)], images, names, lambda part, wanted: self._run(cascade, part, names, one)
-        )
+
+        def run(part: ImageSet, wanted: Sequence[str]) -> dict[str, Tensor]:
+            # One pass answers for all exits.
+            return self._run(cascade, part, names, lambda batch: [logits.float() for logits in cascade(batch)])
+
+        return Chunks(self.folder, ["answers", model, str(self.dtype)], images, names, run)
 
     def _by_grid(
-        self, what: str, cascade: Cascade, images: ImageSet, source: str, compute: Callable[[Any, Tensor], Tensor]
+        self,
+        what: str,
+        cascade: Cascade,
+        images: ImageSet,
+        source: str,
+        compute: Callable[[SharedStage, Tensor], Tensor],
     ) -> Chunks:
         config = cascade.config
-        stages = dict(zip(map(str, config.grids), cascade.stages, strict=True))
+        stages: dict[str, Any] = dict(zip(map(str, config.grids), cascade.stages, strict=True))
         key = [what, source, config.image_size, config.mean, config.std, str(self.dtype)]
 
         def run(part: ImageSet, wanted: Sequence[str]) -> dict[str, Tensor]:

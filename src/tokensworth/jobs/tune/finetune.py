@@ -1,6 +1,7 @@
 """The full fine-tune of a cascade of shared weights, by the product's own training."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 from tokensworth.cascade import Cascade
 from tokensworth.jobs.training import TrainJob, run_training
@@ -29,13 +30,22 @@ def recipe_of(job: TuneJob) -> Recipe:
     )
 
 
-def fine_tune(job: TuneJob, parts: Parts, cascade: Cascade, tell: Callable[[str, int, int], None]) -> Cascade:
+def fine_tune(
+    job: TuneJob, parts: Parts, cascade: Cascade, out: Path, tell: Callable[[str, int, int], None]
+) -> Cascade:
     """Trains all weights on the very images that the heads were fitted on; stopped and run again, it goes on.
+
+    Args:
+        job: how long and how fast.
+        parts: the images.
+        cascade: heads fitted.
+        out: folder of the training state.
+        tell: told of progress.
 
     Returns:
         The averaged model, its weights rounded to float16.
     """
-    start, out = job.out / "start", job.out / "finetuned"
+    start = out / "start"
     cascade.save_pretrained(start)
     limit = len(parts.fit)
     train = TrainJob(

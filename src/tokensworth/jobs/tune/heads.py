@@ -81,9 +81,11 @@ def fit_linear(fit: Examples, held: Examples, classes: int) -> FittedHead:
     weight, bias = torch.zeros(classes, x.shape[1]), torch.zeros(classes)
     best: FittedHead | None = None
     for penalty in PENALTIES:
-        _minimize(
-            [weight, bias], lambda: F.cross_entropy(F.linear(x, weight, bias), y) + penalty / 2 * weight.square().sum()
-        )
+
+        def loss(penalty: float = penalty) -> Tensor:
+            return F.cross_entropy(F.linear(x, weight, bias), y) + penalty / 2 * weight.square().sum()
+
+        _minimize([weight, bias], loss)
         # In terms of the features as they are.
         plain = weight / deviation
         shift = bias - plain @ mean
@@ -129,4 +131,4 @@ def head_logits(vit: ViT, features: Tensor) -> Tensor:
     heads = heads_of(vit)
     parts = features.to(next(iter(vit.parameters())).device).chunk(len(heads), dim=1)
     answers = [head(part) for head, part in zip(heads.values(), parts, strict=True)]
-    return (sum(answers[1:], answers[0]) / len(heads)).cpu()
+    return torch.stack(answers).mean(dim=0).cpu()

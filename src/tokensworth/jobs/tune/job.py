@@ -27,6 +27,7 @@ class TuneJob:
         weights: safetensors file for a model given by its timm name; empty for timm's pretrained weights.
         test: images to report on; see `open_parts`.
         grids: candidates, growing.
+        keep_grids: take all candidates instead of choosing among them.
         budget: mean cost per image; None for the accuracy of the static model of the largest grid.
         held, limit: images held out, and fitted on; see `open_parts`.
         image_size: side in pixels that images are held in; 0 for their own where small, or the largest grid's.
@@ -34,7 +35,8 @@ class TuneJob:
         text: file of one embedding per class, (classes, E), as `.npy` or safetensors: CLIP's zero-shot classifier,
             nothing fitted.
         reuse: what later stages take from earlier ones, where it is trained.
-        cached_epochs: passes over kept tokens that train the last `reuse.layers` layers' reuse; 0 for none.
+        cached_epochs: passes over kept tokens that train the last layers' reuse, last norms and heads; 0 for none.
+        last_layers: how many layers that are, as in `reuse.layers`.
         blocks: train those layers themselves as well.
         epochs: passes of a full fine-tune; 0 for none.
         lr, layer_decay, batch_size: of the fine-tune.
@@ -50,6 +52,7 @@ class TuneJob:
     weights: str = ""
     test: str = ""
     grids: tuple[int, ...] = (4, 7, 10, 14)
+    keep_grids: bool = False
     budget: Budget | None = None
     held: int = 0
     limit: int = 0
@@ -58,6 +61,7 @@ class TuneJob:
     text: str = ""
     reuse: Reuse = NO_REUSE
     cached_epochs: int = 0
+    last_layers: int = 0
     blocks: bool = False
     epochs: int = 0
     lr: float = 1e-4
@@ -75,8 +79,10 @@ class TuneJob:
             raise TokensworthError(f"--grids {list(self.grids)}: give at least two candidates that grow")
         if self.text and self.head != "cosine":
             raise TokensworthError("--text needs --head cosine")
-        if self.cached_epochs and not (self.reuse.layers or self.blocks):
+        if self.cached_epochs and not self.last_layers:
             raise TokensworthError("training on kept tokens needs to know how many of the last layers: --last-layers")
+        if self.cached_epochs and self.head != "linear":
+            raise TokensworthError("only linear heads are trained on kept tokens")
 
 
 def open_source(job: TuneJob) -> ViT:

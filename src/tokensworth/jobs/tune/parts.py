@@ -36,7 +36,8 @@ def open_parts(data: str, test: str, held: int, limit: int, seed: int) -> Parts:
 
     Args:
         data: source of labelled images, as `open_images` takes it.
-        test: another one to report on; `split:test` for the same source's test split; empty for half of what is held out.
+        test: another one to report on; `split:test` for the same source's test split; empty for half of what is held
+            out.
         held: images held out of fitting; 0 for a fifth, at most 5,000.
         limit: fit on so many images only; 0 for all.
         seed: of the split.
@@ -62,7 +63,9 @@ def open_parts(data: str, test: str, held: int, limit: int, seed: int) -> Parts:
         if len(part) < 2:
             raise DataError(f"{images.origin}: {len(part)} images to {name} on; give more, or set --held-out")
     if reported.labels.min() < 0 or reported.labels.max() >= classes:
-        raise DataError(f"{reported.origin}: labels up to {reported.labels.max()}, but {images.origin} has {classes} classes")
+        raise DataError(
+            f"{reported.origin}: labels up to {reported.labels.max()}, but {images.origin} has {classes} classes"
+        )
     return Parts(fit, calibration, replace(reported, class_names=images.class_names), classes, count)
 
 

@@ -1,7 +1,10 @@
 """`tokensworth tune`: from one pretrained ViT and labelled images to a calibrated cascade, a policy and a report."""
 
+import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,9 +20,9 @@ from tokensworth.exits.policy import Policy
 from tokensworth.exits.solve import frontier
 from tokensworth.files import write_json
 from tokensworth.jobs.study import Study, run_study
+from tokensworth.jobs.tune import finetune, lastlayers
 from tokensworth.jobs.tune.choice import Goal, rank_grids
 from tokensworth.jobs.tune.features import Passes
-from tokensworth.jobs.tune.finetune import fine_tune
 from tokensworth.jobs.tune.heads import Examples, FittedHead, fit_cosine, fit_linear, head_logits, set_head
 from tokensworth.jobs.tune.job import TuneJob, open_source, read_text
 from tokensworth.jobs.tune.parts import natural_size, open_parts
@@ -27,6 +30,7 @@ from tokensworth.jobs.tune.steps import Steps
 from tokensworth.measure.machine import machine
 from tokensworth.measure.macs import stage_macs
 from tokensworth.measure.timing import stage_millis
+from tokensworth.tokens.vit import find_vits
 from tokensworth.train.precision import choose_precision
 from tokensworth.weights import read_weights, write_weights
 
@@ -190,10 +194,9 @@ class Tuning:
         fits = self.fit_heads()
         goal = self.goal()
         lists = self.choose_grids(goal)
-        grids = tuple(lists[0]["grids"])
+        grids = job.grids if job.keep_grids else tuple(lists[0]["grids"])
         cascade = self.build(grids, job.reuse)
-        if job.epochs:
-            cascade = fine_tune(job, self.parts, cascade, self.tell).to(self.device)
+        cascade = self.train(cascade)
         logits = self._exit_logits(cascade)
         unit = goal.budget.unit if goal.budget is not None else "MACs"
         known = self.calibrate(cascade, logits, unit)
@@ -219,9 +222,31 @@ class Tuning:
         write_json(job.out / "tune.json", record)
         return Tuned(cascade, policy, study, record)
 
+    def train(self, cascade: Cascade) -> Cascade:
+        """The last layers on kept tokens, then everything, each where the job says so."""
+        job = self.job
+        if job.cached_epochs:
+            layer = len(find_vits(cascade)[0].blocks) - job.last_layers
+            chosen = self.build(cascade.config.grids)
+            chunks = self.passes.tokens(chosen, self.parts.fit, self.source, layer)
+            for start in chunks.starts:
+                chunks.read(start)
+                self.tell("tokens of the fit images", start, len(self.parts.fit))
+            out = self._folder("last", cascade, asdict(lastlayers.recipe_of(job)), job.blocks, job.last_layers)
+            cascade = lastlayers.train_last_layers(job, cascade, chunks, labels_of(self.parts.fit), out, self.tell)
+        if job.epochs:
+            out = self._folder("finetuned", cascade, asdict(finetune.recipe_of(job)))
+            cascade = finetune.fine_tune(job, self.parts, cascade, out, self.tell)
+        return cascade.to(self.device)
+
+    def _folder(self, name: str, cascade: Cascade, *depends_on: Any) -> Path:
+        """A folder for a training that depends on a starting model and more: another training has another."""
+        key = json.dumps([self.base, model_hash(cascade), *depends_on], sort_keys=True, default=str)
+        return self.job.out / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
+
     def _exit_logits(self, cascade: Cascade) -> dict[str, list[Tensor]]:
         """What every exit says of the calibration and test images: from the kept features, or after a pass."""
-        if not self.job.epochs:
+        if not (self.job.epochs or self.job.cached_epochs):
             return {part: [rows[grid] for grid in cascade.config.grids] for part, rows in self.logits.items()}
         found: dict[str, list[Tensor]] = {}
         for part in ("calibration", "test"):

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+import timm
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tokensworth as tw
-from small import small_cascade
+from small import randomize, small_cascade
 from tokensworth.exits.outcome import leaving_exit
 from tokensworth.exits.solve import make_policy
 from tokensworth.run.runner import _LAG
@@ -17,12 +18,17 @@ COUNT = 100
 ROUNDING = 1e-5
 
 
-@pytest.fixture(scope="module", params=["plain", "layer", "per_head", "mass"])
+@pytest.fixture(scope="module", params=["plain", "layer", "per_head", "mass", "shared"])
 def setting(request):
-    """A cascade, plain or with ToSA in every stage."""
+    """A cascade, plain, with ToSA in every stage, or of shared weights."""
     torch.manual_seed(1)
     model = small_cascade()
-    if request.param != "plain":
+    if request.param == "shared":
+        reuse = tw.Reuse(joint_norm=False, hidden=8)
+        backbone = timm.create_model("test_vit2")
+        model = tw.Cascade.from_timm(backbone, (2, 3, 4), 4, share=True, reuse=reuse, image_size=32)
+        randomize(model, 0.1)
+    elif request.param != "plain":
         scope, mass = ("layer", 0.7) if request.param == "mass" else (request.param, 0.0)
         tw.adapt(model, tw.ToSA(layers=(2,), keep=0.5, scope=scope, mass=mass))
     images = torch.randn(COUNT, 3, 32, 32)

@@ -39,6 +39,9 @@ def tune(
     ] = 0,
     train_blocks: Annotated[bool, typer.Option(help="With --cached-epochs, train these layers too.")] = False,
     epochs: Annotated[int, typer.Option(help="Passes of a full fine-tune; 0 for heads alone.")] = 0,
+    fine_tune_static: Annotated[
+        bool, typer.Option(help="Fine-tune the static model of the largest grid alike, to compare with.")
+    ] = False,
     lr: Annotated[float, typer.Option(help="Of the fine-tune.")] = 1e-4,
     layer_decay: Annotated[
         float, typer.Option(help="Learning rate of a layer relative to that of the one after it.")
@@ -81,6 +84,7 @@ def tune(
         last_layers=last_layers,
         blocks=train_blocks,
         epochs=epochs,
+        fine_tune_static=fine_tune_static,
         lr=lr,
         layer_decay=layer_decay,
         batch_size=train_batch,

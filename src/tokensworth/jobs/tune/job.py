@@ -39,6 +39,7 @@ class TuneJob:
         last_layers: how many layers that are, as in `reuse.layers`.
         blocks: train those layers themselves as well.
         epochs: passes of a full fine-tune; 0 for none.
+        fine_tune_static: fine-tune the static model of the largest grid alike, as what to compare with.
         lr, layer_decay, batch_size: of the fine-tune.
         precision: `auto`, `fp32` or `bf16`, for everything.
         timed_images, repeats, timed_batch: of the timings.
@@ -64,6 +65,7 @@ class TuneJob:
     last_layers: int = 0
     blocks: bool = False
     epochs: int = 0
+    fine_tune_static: bool = False
     lr: float = 1e-4
     layer_decay: float = 0.8
     batch_size: int = 64
@@ -81,6 +83,8 @@ class TuneJob:
             raise TokensworthError("--text needs --head cosine")
         if self.cached_epochs and not self.last_layers:
             raise TokensworthError("training on kept tokens needs to know how many of the last layers: --last-layers")
+        if self.fine_tune_static and not self.epochs:
+            raise TokensworthError("--fine-tune-static needs --epochs")
         if self.cached_epochs and self.head != "linear":
             raise TokensworthError("only linear heads are trained on kept tokens")
 

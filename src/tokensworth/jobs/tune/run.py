@@ -141,9 +141,23 @@ class Tuning:
         budget = self.job.budget
         if budget is not None:
             return Goal(budget, 0.0, f"at most {budget.value} {budget.unit}")
-        largest = self.job.grids[-1]
-        right = self.logits["calibration"][largest].argmax(dim=1) == labels_of(self.parts.calibration)
-        return Goal(None, float(right.double().mean()), f"as accurate as the static {largest}x{largest}")
+        grid = self.job.grids[-1]
+        return Goal(None, self._right("calibration")[grid], f"as accurate as the static {grid}x{grid}")
+
+    def _right(self, part: str) -> dict[int, float]:
+        """Share of right answers of the static model of each grid."""
+        truth = labels_of(getattr(self.parts, part))
+        return {grid: float((rows.argmax(1) == truth).double().mean()) for grid, rows in self.logits[part].items()}
+
+    def tune_static(self) -> Cascade:
+        """The static model of the largest grid, fine-tuned as the cascade is; its answers replace the frozen one's."""
+        grid = self.job.grids[-1]
+        start = self.build((grid,))
+        out = self._folder("static", start, asdict(finetune.recipe_of(self.job)))
+        static = finetune.fine_tune(self.job, self.parts, start, out, self.tell).to(self.device)
+        for part, exits in self._pass(static).items():
+            self.logits[part][grid] = exits[0]
+        return static
 
     def choose_grids(self, goal: Goal) -> list[dict[str, Any]]:
         """Every short list of candidate grids that reaches the goal on the calibration images, the best first."""
@@ -192,8 +206,12 @@ class Tuning:
         """All steps."""
         job = self.job
         fits = self.fit_heads()
+        # Grids are chosen by fitted heads alone, before anything is trained.
+        lists = self.choose_grids(self.goal())
+        statics = {grid: self.build((grid,)) for grid in job.grids}
+        if job.fine_tune_static:
+            statics = {job.grids[-1]: self.tune_static()}
         goal = self.goal()
-        lists = self.choose_grids(goal)
         grids = job.grids if job.keep_grids else tuple(lists[0]["grids"])
         cascade = self.build(grids, job.reuse)
         cascade = self.train(cascade)
@@ -204,7 +222,7 @@ class Tuning:
         cascade.save_pretrained(job.out / "model")
         known["calibration"].save(job.out / "calibration.safetensors")
         policy.save(job.out / "policy.json")
-        study = self._study(cascade, known, policy)
+        study = self._study(cascade, known, policy, statics)
         record = {
             "model": job.model,
             "data": job.data,
@@ -248,6 +266,9 @@ class Tuning:
         """What every exit says of the calibration and test images: from the kept features, or after a pass."""
         if not (self.job.epochs or self.job.cached_epochs):
             return {part: [rows[grid] for grid in cascade.config.grids] for part, rows in self.logits.items()}
+        return self._pass(cascade)
+
+    def _pass(self, cascade: Cascade) -> dict[str, list[Tensor]]:
         found: dict[str, list[Tensor]] = {}
         for part in ("calibration", "test"):
             images = getattr(self.parts, part)
@@ -266,20 +287,20 @@ class Tuning:
             best = frontier(known).policies[-1]
             return replace(best, goal=f"{goal.words} (out of reach: the nearest)")
 
-    def _study(self, cascade: Cascade, known: dict[str, Calibration], policy: Policy) -> Study:
-        statics = [self.build((grid,)) for grid in self.job.grids]
-        truth = labels_of(self.parts.test)
-        right = [float((logits.argmax(1) == truth).double().mean()) for logits in self.logits["test"].values()]
+    def _study(
+        self, cascade: Cascade, known: dict[str, Calibration], policy: Policy, statics: dict[int, Cascade]
+    ) -> Study:
+        right = self._right("test")
         return run_study(
             cascade,
             known["calibration"],
             self.parts.test,
-            statics,
+            list(statics.values()),
             batch=self.job.timed_batch,
             repeats=self.job.repeats,
             extra=[policy],
             test=known["test"],
-            static_accuracies=right,
+            static_accuracies=[right[grid] for grid in statics],
             dtype=self.dtype,
             timed_images=self.job.timed_images,
             say=lambda text: self.tell(text, 0, 0),

@@ -73,7 +73,7 @@ def test_the_saved_model_and_policy_do_what_the_record_says(pretrained, tmp_path
     assert len(record["study"]["statics"]) == (1 if training == "everything" else 3)
 
 
-class Stop(Exception):
+class StopError(Exception):
     pass
 
 
@@ -91,14 +91,14 @@ def test_stopped_anywhere_and_run_again_it_ends_the_same(pretrained, tmp_path, t
             seen += 1
             told = max(told, seen)
             if seen == limit:
-                raise Stop
+                raise StopError
 
         return count
 
     for limit in (1, 2, 3, 5, 8, 13, 21, 34):
         try:
             again = Tuning(job(pretrained, tmp_path / "parts", **TRAININGS[training]), tell(limit)).run()
-        except Stop:
+        except StopError:
             continue
         break
     else:
@@ -150,8 +150,8 @@ def test_zero_shot_heads_are_clips_own_cosines_and_nothing_is_fitted(tmp_path):
             last = tuned.cascade(image)[-1]
             embedded = torch.nn.functional.normalize(clip(image), dim=1)
         torch.testing.assert_close(last, 100 * embedded @ torch.nn.functional.normalize(text, dim=1).T)
+    np.save(tmp_path / "short.npy", text[:9].numpy())
     with pytest.raises(TokensworthError, match="one row for each of the 10 classes"):
-        np.save(tmp_path / "short.npy", text[:9].numpy())
         Tuning(job(str(tmp_path / "clip"), tmp_path / "x", head="cosine", text=str(tmp_path / "short.npy")))
 
 

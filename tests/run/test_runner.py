@@ -38,7 +38,7 @@ def setting(request):
     labels = torch.where(torch.rand(COUNT) < 0.6, last, torch.randint(0, 4, (COUNT,)))
     calibrations = {
         score: tw.calibrate(model, [(images, labels)], score=score)
-        for score in ("confidence", "entropy", "margin", "random")
+        for score in ("confidence", "entropy", "margin", "random", "learned")
     }
     return model, images, calibrations
 
@@ -73,7 +73,7 @@ def test_every_policy_on_the_frontier(setting):
 
 @given(
     st.tuples(st.floats(-0.1, 1.1), st.floats(-0.1, 1.1)),
-    st.sampled_from(["confidence", "entropy", "margin", "random"]),
+    st.sampled_from(["confidence", "entropy", "margin", "random", "learned"]),
     st.integers(1, 70),
     st.booleans(),
     st.integers(1, COUNT),
@@ -82,7 +82,7 @@ def test_every_policy_on_the_frontier(setting):
 def test_any_policy_score_batch_and_packing(setting, thresholds, score, batch, pack, count):
     model, images, calibrations = setting
     known = calibrations[score].select(np.arange(count))
-    policy = tw.Policy(thresholds, score=score)
+    policy = tw.Policy(thresholds, score=score, rule=known.rule)
     _check(model, images[:count], known, policy, batch_size=batch, pack=pack)
 
 

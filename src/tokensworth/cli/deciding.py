@@ -28,7 +28,7 @@ def calibrate(
     out: Annotated[Path, typer.Option(help="Calibration file to write.")],
     split: Split = "train",
     held_out: HeldOut = 0,
-    score: Annotated[str, typer.Option(help="confidence, entropy, margin or random.")] = "confidence",
+    score: Annotated[str, typer.Option(help="confidence, entropy, margin, random or learned.")] = "confidence",
     temperature: Annotated[bool, typer.Option(help="Fit one temperature per exit.")] = False,
     time: Annotated[bool, typer.Option(help="Measure milliseconds per stage as costs, instead of MACs.")] = False,
     batch_size: Annotated[int, typer.Option(help="Batch of the time measurement.")] = 64,
@@ -153,7 +153,7 @@ def evaluate(
             p.check(cascade.num_stages, known.model)
             scored = known
             if p.score != known.score or any(t != 1 for t in p.temperatures):
-                scored = answers(cascade, images, score=p.score, temperature=p.temperatures or False)
+                scored = answers(cascade, images, score=p.score, temperature=p.temperatures or False, rule=p.rule)
             points.append(replace(cascade_point(str(path), scored, p), name=str(path)))
     answer({"images": len(images), "points": [asdict(p) for p in points]}, as_json, evaluation_table(points))
 

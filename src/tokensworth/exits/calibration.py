@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from tokensworth.cascade import Cascade, model_hash
 from tokensworth.errors import DataError, PolicyError
-from tokensworth.exits.scores import find_score, read_answer
+from tokensworth.exits.learned import LEARNED, Rule, fit_rule, remember
+from tokensworth.exits.scores import make_judge, read_answer, softmax
 from tokensworth.files import atomic_path
 from tokensworth.measure.macs import stage_macs
 
@@ -35,6 +36,7 @@ class Calibration:
         temperatures: per exit; logits are divided by them.
         model: hash of the model.
         context: for times: engine, batch, threads, dtype and machine they were measured with.
+        rule: of the learned score.
     """
 
     scores: np.ndarray
@@ -47,6 +49,7 @@ class Calibration:
     temperatures: tuple[float, ...] = ()
     model: str = ""
     context: tuple[tuple[str, Any], ...] = ()
+    rule: Rule = ()
 
     def __post_init__(self) -> None:
         stages, count = self.scores.shape
@@ -106,13 +109,14 @@ class Calibration:
             for key in ("stage_costs", "temperatures"):
                 rest[key] = tuple(rest[key])
             rest["context"] = tuple((k, v) for k, v in rest["context"])
+            rest["rule"] = tuple(tuple(numbers) for numbers in rest.get("rule", ()))
             return cls(**arrays, **rest)
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"{path} is not a calibration ({error}); make it with `tokensworth calibrate`") from None
 
 
 _ARRAYS = ("scores", "confidences", "predictions", "labels")
-_REST = ("stage_costs", "unit", "score", "temperatures", "model", "context")
+_REST = ("stage_costs", "unit", "score", "temperatures", "model", "context", "rule")
 
 
 def expected_calibration_error(confidence: np.ndarray, right: np.ndarray, bins: int = 15) -> float:
@@ -148,30 +152,32 @@ def calibrate(
     *,
     score: str = "confidence",
     temperature: bool | Sequence[float] = False,
+    rule: Rule = (),
 ) -> Calibration:
     """Runs every exit on labelled images and keeps what the solvers need.
 
     Args:
         cascade: the model; it is put into evaluation mode.
         batches: pairs of normalized images (B, C, S, S) and labels (B,), for example a DataLoader.
-        score: `confidence`, `entropy`, `margin` or `random`.
-        temperature: fit one temperature per exit first, which takes a second pass and all images in memory;
-            or the temperatures to use.
+        score: `confidence`, `entropy`, `margin`, `random` or `learned`.
+        temperature: fit one temperature per exit first, which takes all logits in memory; or the temperatures to use.
+        rule: of the learned score; fitted on these very images where empty, which takes all logits in memory.
 
     Raises:
         DataError: no images, labels outside the model's classes, or answers that are not finite.
         PolicyError: an unknown score.
     """
-    find_score(score)
     cascade.eval()
-    temperatures = (1.0,) * cascade.num_stages
-    if temperature is True:
-        batches = list(batches)
-        temperatures = _temperatures(cascade, batches)
-    elif temperature:
-        temperatures = tuple(temperature)
-    costs = [float(s.total) for s in stage_macs(cascade)]
-    return _collect(_answers(cascade, batches), costs, score, temperatures, model_hash(cascade))
+    model, costs = model_hash(cascade), [float(s.total) for s in stage_macs(cascade)]
+    if temperature is True or (score == LEARNED and not rule):
+        pairs = list(_answers(cascade, batches))
+        if not pairs:
+            raise DataError("calibration: no images")
+        exits = [torch.cat(rows) for rows in zip(*(exits for exits, _ in pairs), strict=True)]
+        labels = torch.cat([labels for _, labels in pairs])
+        return calibrate_logits(exits, labels, costs, score=score, temperature=temperature, rule=rule, model=model)
+    temperatures = tuple(temperature) if temperature else (1.0,) * cascade.num_stages
+    return _collect(_answers(cascade, batches), costs, score, temperatures, model, rule)
 
 
 def calibrate_logits(
@@ -181,6 +187,7 @@ def calibrate_logits(
     *,
     score: str = "confidence",
     temperature: bool | Sequence[float] = False,
+    rule: Rule = (),
     model: str = "",
 ) -> Calibration:
     """The same from logits that are already there.
@@ -189,7 +196,7 @@ def calibrate_logits(
         exits: logits (N, C) of each exit, on the CPU.
         labels: (N,).
         stage_costs: MACs of running each stage on one image.
-        score, temperature: as `calibrate` takes them.
+        score, temperature, rule: as `calibrate` takes them.
         model: hash of the model that gave them.
 
     Raises:
@@ -201,7 +208,9 @@ def calibrate_logits(
         temperatures = tuple(fit_temperature(logits, labels) for logits in exits)
     elif temperature:
         temperatures = tuple(temperature)
-    return _collect([(list(exits), labels)], stage_costs, score, temperatures, model)
+    if score == LEARNED and not rule:
+        rule = fit_rule([softmax(logits, heat) for logits, heat in zip(exits, temperatures, strict=True)], labels)
+    return _collect([(list(exits), labels)], stage_costs, score, temperatures, model, rule)
 
 
 def _collect(
@@ -210,9 +219,10 @@ def _collect(
     score: str,
     temperatures: tuple[float, ...],
     model: str,
+    rule: Rule,
 ) -> Calibration:
     """What the solvers need of the logits of every exit and the labels, batch by batch."""
-    rule = find_score(score)
+    judge = make_judge(score, rule)
     stages = len(stage_costs)
     parts: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in range(stages)]
     truth: list[Tensor] = []
@@ -222,11 +232,13 @@ def _collect(
         if labels.min() < 0 or labels.max() >= classes:
             raise DataError(f"calibration: labels {int(labels.min())} to {int(labels.max())} for {classes} classes")
         positions = torch.arange(seen, seen + len(labels))
+        earlier = torch.empty(len(labels), 0, 2)
         for index, logits in enumerate(exits):
             if not logits.isfinite().all():
                 raise DataError(f"exit {index + 1} answers with values that are not finite: damaged weights?")
             probabilities, top, answer = read_answer(logits, temperatures[index])
-            parts[index].append((rule(probabilities, positions, index), top, answer))
+            parts[index].append((judge(probabilities, positions, index, earlier), top, answer))
+            earlier = remember(earlier, answer, top)
         truth.append(labels)
         seen += len(labels)
     if not seen:
@@ -242,6 +254,7 @@ def _collect(
         score=score,
         temperatures=temperatures,
         model=model,
+        rule=rule if score == LEARNED else (),
     )
 
 
@@ -251,16 +264,6 @@ def _answers(cascade: Cascade, batches: Iterable[tuple[Tensor, Tensor]]) -> Iter
     with torch.inference_mode():
         for images, labels in batches:
             yield [logits.float().cpu() for logits in cascade(images.to(device))], labels.cpu().long()
-
-
-def _temperatures(cascade: Cascade, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[float, ...]:
-    """One temperature per exit, from all logits at once."""
-    pairs = list(_answers(cascade, batches))
-    if not pairs:
-        raise DataError("calibration: no images")
-    labels = torch.cat([labels for _, labels in pairs])
-    per_exit = [torch.cat(logits) for logits in zip(*(exits for exits, _ in pairs), strict=True)]
-    return tuple(fit_temperature(logits, labels) for logits in per_exit)
 
 
 def require_stages(calibration: Calibration, thresholds: np.ndarray) -> None:

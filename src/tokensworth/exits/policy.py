@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tokensworth.errors import PolicyError
-from tokensworth.exits.scores import NEVER, find_score
+from tokensworth.exits.learned import WIDTH, Rule
+from tokensworth.exits.scores import NEVER, make_judge
 from tokensworth.files import write_json
 
 
@@ -17,6 +18,7 @@ class Policy:
     Attributes:
         thresholds: (S-1,); an image leaves at the first exit whose score reaches its threshold.
         score: name of the score.
+        rule: of the learned score, its numbers for every exit but the last.
         temperatures: per exit; logits are divided by them before the score.
         model: hash of the model it was solved for; empty for any.
         goal: what it was solved for, in words.
@@ -38,9 +40,13 @@ class Policy:
     shares: tuple[float, ...] = ()
     stage_costs: tuple[float, ...] = ()
     context: dict[str, Any] = field(default_factory=dict)
+    rule: Rule = ()
 
     def __post_init__(self) -> None:
-        find_score(self.score)
+        object.__setattr__(self, "rule", tuple(tuple(float(v) for v in numbers) for numbers in self.rule))
+        if self.rule and {len(numbers) for numbers in self.rule} != {WIDTH + 1}:
+            raise PolicyError(f"a learned rule has {WIDTH + 1} numbers for each exit but the last")
+        make_judge(self.score, self.rule)
         for name in ("thresholds", "temperatures", "shares", "stage_costs"):
             object.__setattr__(self, name, tuple(float(v) for v in getattr(self, name)))
         if any(not -1e9 <= t <= 1e9 for t in self.thresholds):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tokensworth.errors import PolicyError
+from tokensworth.exits.learned import LEARNED, Rule, learned_score
 
 # Thresholds beyond every score: an exit that takes every image, and one that takes none.
 ALWAYS, NEVER = -1.0, 2.0
@@ -38,6 +39,8 @@ def chance(probabilities: Tensor, positions: Tensor, exit_index: int) -> Tensor:
 
 
 Score = Callable[[Tensor, Tensor, int], Tensor]
+# The same with what earlier exits said, (B, e, 2): label and confidence of each.
+Judge = Callable[[Tensor, Tensor, int, Tensor], Tensor]
 
 SCORES: dict[str, Score] = {
     "confidence": confidence,
@@ -54,8 +57,25 @@ def find_score(name: str) -> Score:
         PolicyError: no such score; the message lists them.
     """
     if name not in SCORES:
-        raise PolicyError(f"unknown score {name!r}; choose one of {', '.join(SCORES)}")
+        raise PolicyError(f"unknown score {name!r}; choose one of {', '.join(SCORES)} or {LEARNED}")
     return SCORES[name]
+
+
+def make_judge(name: str, rule: Rule = ()) -> Judge:
+    """A score by its name, or the learned `rule`: probabilities, positions, exit index, earlier exits -> (B,).
+
+    Raises:
+        PolicyError: no such score, or no rule for the learned one.
+    """
+    if name != LEARNED:
+        score = find_score(name)
+        return lambda probabilities, positions, index, earlier: score(probabilities, positions, index)
+    if not rule:
+        raise PolicyError("the learned score needs the rule that was fitted")
+    # The last exit takes everybody; its score counts for nothing.
+    return lambda probabilities, positions, index, earlier: (
+        learned_score(rule[index], probabilities, earlier) if index < len(rule) else probabilities.amax(dim=1)
+    )
 
 
 def softmax(logits: Tensor, temperature: float = 1.0) -> Tensor:

@@ -37,6 +37,7 @@ def make_policy(calibration: Calibration, thresholds: np.ndarray, goal: str) -> 
         tuple(outcome.shares),
         calibration.stage_costs,
         dict(calibration.context),
+        calibration.rule,
     )
 
 

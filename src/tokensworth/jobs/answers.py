@@ -10,6 +10,7 @@ from tokensworth.cascade import Cascade, CascadeConfig
 from tokensworth.data.sources import ImageSet
 from tokensworth.data.tensors import normalize
 from tokensworth.exits.calibration import Calibration, calibrate
+from tokensworth.exits.learned import Rule
 from tokensworth.measure.timing import stage_millis
 from tokensworth.run.inputs import make_transform
 from tokensworth.run.runner import Runner
@@ -48,11 +49,12 @@ def answers(
     *,
     score: str = "confidence",
     temperature: bool | Sequence[float] = False,
+    rule: Rule = (),
     on_batch: Callable[[int], None] | None = None,
 ) -> Calibration:
     """Every exit's answer on a labelled set; see `calibrate`."""
     batches = labelled_batches(images, cascade.config, on_batch=on_batch)
-    return calibrate(cascade, batches, score=score, temperature=temperature)
+    return calibrate(cascade, batches, score=score, temperature=temperature, rule=rule)
 
 
 def timed_costs(cascade: Cascade, images: ImageSet, calibration: Calibration, batch: int) -> Calibration:

@@ -189,7 +189,8 @@ def run_study(
     """
     if test is None:
         say("answers on the test images")
-        test = answers(cascade, test_images, score=calibration.score, temperature=calibration.temperatures)
+        heats, rule = calibration.temperatures, calibration.rule
+        test = answers(cascade, test_images, score=calibration.score, temperature=heats, rule=rule)
     say("solving the frontier")
     line = frontier(calibration)
     everything = Policy.run_all(cascade.num_stages)

@@ -10,8 +10,9 @@ from torch import Tensor
 from tokensworth.cascade import Cascade, Upstream, model_hash
 from tokensworth.data.tensors import normalize
 from tokensworth.errors import PolicyError
+from tokensworth.exits.learned import remember
 from tokensworth.exits.policy import Policy
-from tokensworth.exits.scores import find_score, read_answer
+from tokensworth.exits.scores import make_judge, read_answer
 from tokensworth.measure.macs import stage_macs
 from tokensworth.run.inputs import Batch, Source, read_batches
 from tokensworth.run.monitor import Drift, Monitor
@@ -30,21 +31,24 @@ class _Waiting:
     positions: list[Tensor] = field(default_factory=list)
     images: list[Tensor] = field(default_factory=list)
     states: list[Upstream] = field(default_factory=list)
+    said: list[Tensor] = field(default_factory=list)
 
     def __len__(self) -> int:
         return sum(len(p) for p in self.positions)
 
-    def add(self, positions: Tensor, images: Tensor, state: Upstream) -> None:
+    def add(self, positions: Tensor, images: Tensor, state: Upstream, said: Tensor) -> None:
         self.positions.append(positions)
         self.images.append(images)
         self.states.append(state)
+        self.said.append(said)
 
-    def take(self) -> tuple[Tensor, Tensor, Upstream]:
-        """All of them as one dense batch."""
+    def take(self) -> tuple[Tensor, Tensor, Upstream, Tensor]:
+        """All of them as one dense batch: positions, images, states, and what earlier exits said of them."""
         if len(self.positions) == 1:
-            packed = self.positions[0], self.images[0], self.states[0]
+            packed = self.positions[0], self.images[0], self.states[0], self.said[0]
         else:
-            packed = torch.cat(self.positions), torch.cat(self.images), Upstream.concat(self.states)
+            states = Upstream.concat(self.states)
+            packed = torch.cat(self.positions), torch.cat(self.images), states, torch.cat(self.said)
         self.__init__()
         return packed
 
@@ -93,6 +97,7 @@ class Runner:
         stage_costs = [s.total for s in stage_macs(cascade)]
         self.exit_macs = [float(sum(stage_costs[: i + 1])) for i in range(len(stage_costs))]
         self._policy = Policy.run_all(cascade.num_stages)
+        self._judge = make_judge(self._policy.score)
         self.monitor = Monitor(self._policy)
         if policy is not None:
             self.policy = policy
@@ -116,7 +121,7 @@ class Runner:
     def policy(self, policy: Policy) -> None:
         for warning in policy.check(self.cascade.num_stages, self.model, self.context):
             warnings.warn(warning, stacklevel=3)
-        self._policy = policy
+        self._policy, self._judge = policy, make_judge(policy.score, policy.rule)
         self.monitor.watch(policy)
 
     @property
@@ -150,16 +155,22 @@ class Runner:
         confidences = torch.empty(count, device=self.device)
         exits = torch.empty(count, dtype=torch.long, device=self.device)
         positions, state = torch.arange(count, device=self.device), None
+        said = self._nothing(count)
         for index in range(self.cascade.num_stages):
-            answer = self._stage(index, images, state, positions)
+            answer = self._stage(index, images, state, positions, said)
             gone = positions[answer.leaves]
             labels[gone], confidences[gone], exits[gone] = answer.labels, answer.confidences, index
-            if answer.stay is None:
+            if answer.stay is None or answer.said is None:
                 break
-            positions, images, state = positions[answer.stay], images[answer.stay], answer.state
+            positions, images = positions[answer.stay], images[answer.stay]
+            state, said = answer.state, answer.said
         return labels, confidences, exits
 
-    def _stage(self, index: int, images: Tensor, state: Upstream | None, positions: Tensor) -> "_Answer":
+    def _nothing(self, count: int) -> Tensor:
+        """What exits before the first have said: (count, 0, 2)."""
+        return torch.empty(count, 0, 2, device=self.device)
+
+    def _stage(self, index: int, images: Tensor, state: Upstream | None, positions: Tensor, said: Tensor) -> "_Answer":
         """One stage on a dense batch: who leaves with which answer, who stays with which state."""
         policy, last = self._policy, index == self.cascade.num_stages - 1
         enabled = self.dtype is not None
@@ -168,18 +179,20 @@ class Runner:
             heat = policy.temperatures[index] if policy.temperatures else 1.0
             probabilities, confidences, labels = read_answer(logits, heat)
             if last:
-                return _Answer(torch.arange(len(labels), device=self.device), labels, confidences, None, None)
-            score = find_score(policy.score)(probabilities, positions, index)
+                return _Answer(torch.arange(len(labels), device=self.device), labels, confidences)
+            score = self._judge(probabilities, positions, index, said)
             # Compared in the scores' own precision, as the solvers do.
             leave = score >= torch.tensor(policy.thresholds[index], dtype=score.dtype, device=score.device)
             leaves = leave.nonzero().squeeze(1)
             if len(leaves) == len(labels):
-                return _Answer(leaves, labels, confidences, None, None)
+                return _Answer(leaves, labels, confidences)
             stay = (~leave).nonzero().squeeze(1)
             assert handed_on is not None
+            said = remember(said, labels, confidences)
             if not len(leaves):
-                return _Answer(leaves, labels[leaves], confidences[leaves], stay, handed_on)
-            return _Answer(leaves, labels[leaves], confidences[leaves], stay, handed_on.select(stay))
+                return _Answer(leaves, labels[leaves], confidences[leaves], stay, handed_on, said)
+            left = labels[leaves], confidences[leaves]
+            return _Answer(leaves, *left, stay, handed_on.select(stay), said[stay])
 
 
 @dataclass(slots=True)
@@ -189,8 +202,9 @@ class _Answer:
     leaves: Tensor
     labels: Tensor
     confidences: Tensor
-    stay: Tensor | None
-    state: Upstream | None
+    stay: Tensor | None = None
+    state: Upstream | None = None
+    said: Tensor | None = None
 
 
 class _Stream:
@@ -229,7 +243,8 @@ class _Stream:
         if images.dtype == torch.uint8:
             config = self.runner.cascade.config
             images = normalize(images, config.mean, config.std)
-        self._run(0, torch.tensor(batch.good, device=images.device) + start, images, None)
+        positions = torch.tensor(batch.good, device=images.device) + start
+        self._run(0, positions, images, None, self.runner._nothing(len(images)))
 
     def _empty(self, force: bool) -> None:
         """Runs the later stages on full batches of survivors; with `force`, on all of them."""
@@ -238,23 +253,23 @@ class _Stream:
             queue = self.waiting[index]
             if not queue or (len(queue) < size and not force):
                 continue
-            positions, images, state = queue.take()
+            positions, images, state, said = queue.take()
             full = len(positions) if force else len(positions) // size * size
             for start in range(0, full, size):
                 piece = slice(start, min(start + size, full))
-                self._run(index, positions[piece], images[piece], state.select(piece))
+                self._run(index, positions[piece], images[piece], state.select(piece), said[piece])
             if full < len(positions):
                 rest = slice(full, None)
-                queue.add(positions[rest], images[rest], state.select(rest))
+                queue.add(positions[rest], images[rest], state.select(rest), said[rest])
 
-    def _run(self, index: int, positions: Tensor, images: Tensor, state: Upstream | None) -> None:
+    def _run(self, index: int, positions: Tensor, images: Tensor, state: Upstream | None, said: Tensor) -> None:
         runner = self.runner
-        answer = runner._stage(index, images, state, positions)
+        answer = runner._stage(index, images, state, positions, said)
         classes, macs = runner.cascade.config.class_names, runner.exit_macs[index]
         gone = positions[answer.leaves].tolist()
         for position, label, sure in zip(gone, answer.labels.tolist(), answer.confidences.tolist(), strict=True):
             named = classes[label] if classes else ""
             self.done[position] = Result(position, self.names.pop(position), label, named, sure, index + 1, macs)
         runner.monitor.add([index] * len(gone))
-        if answer.stay is not None and answer.state is not None:
-            self.waiting[index + 1].add(positions[answer.stay], images[answer.stay], answer.state)
+        if answer.stay is not None and answer.state is not None and answer.said is not None:
+            self.waiting[index + 1].add(positions[answer.stay], images[answer.stay], answer.state, answer.said)

@@ -22,6 +22,9 @@ def tune(
         str, typer.Option(help="Candidate token grid sides, growing; the best few are chosen.")
     ] = "4,7,10,14",
     keep_grids: Annotated[bool, typer.Option(help="Take all candidates instead of choosing.")] = False,
+    score: Annotated[
+        str, typer.Option(help="By which images leave: confidence, entropy, margin or learned.")
+    ] = "confidence",
     budget: Annotated[str, typer.Option(help="Goal: mean MACs per image, as 350M or 1.2G.")] = "",
     millis: Annotated[float, typer.Option(help="Goal: mean milliseconds per image.")] = 0.0,
     held_out: Annotated[int, typer.Option(help="Images held out of fitting; 0 for a fifth, at most 5000.")] = 0,
@@ -80,6 +83,7 @@ def tune(
         text=text,
         reuse=reuse if epochs or cached_epochs else NO_REUSE,
         keep_grids=keep_grids,
+        score=score,
         cached_epochs=cached_epochs,
         last_layers=last_layers,
         blocks=train_blocks,

@@ -145,4 +145,11 @@ def tuning_tables(record: dict[str, Any]) -> list[Table]:
     for found in record["lists"][:5]:
         cost = show_cost(found["cost"], record["policy"]["unit"])
         lists.add_row(", ".join(map(str, found["grids"])), f"{100 * found['accuracy']:.2f}", cost)
-    return [heads, lists] if record["heads"] else [lists]
+    rules = Table("budget", "confidence %", "learned %", "gain, points", "mean cost", title="exit rules, test images")
+    for row in record["rules"]:
+        gain = f"{100 * row['gain']:+.2f} ({100 * row['low']:+.2f} to {100 * row['high']:+.2f})"
+        costs = " / ".join(show_cost(row[f"{name}_cost"], "MACs") for name in ("plain", "learned"))
+        rules.add_row(
+            show_cost(row["budget"], "MACs"), f"{100 * row['plain']:.2f}", f"{100 * row['learned']:.2f}", gain, costs
+        )
+    return [heads, lists, rules] if record["heads"] else [lists, rules]

@@ -11,6 +11,8 @@ from torch import Tensor
 from tokensworth.cascade.config import NO_REUSE, Reuse
 from tokensworth.errors import CheckpointError, TokensworthError, UnsupportedModelError
 from tokensworth.exits.goals import Budget
+from tokensworth.exits.learned import LEARNED
+from tokensworth.exits.scores import SCORES
 from tokensworth.tokens.storage import from_pretrained, is_saved_timm
 from tokensworth.tokens.vit import ViT, find_vits
 from tokensworth.weights import read_weights
@@ -28,6 +30,7 @@ class TuneJob:
         test: images to report on; see `open_parts`.
         grids: candidates, growing.
         keep_grids: take all candidates instead of choosing among them.
+        score: by which images leave: `confidence`, `entropy`, `margin` or `learned`.
         budget: mean cost per image; None for the accuracy of the static model of the largest grid.
         held, limit: images held out, and fitted on; see `open_parts`.
         image_size: side in pixels that images are held in; 0 for their own where small, or the largest grid's.
@@ -54,6 +57,7 @@ class TuneJob:
     test: str = ""
     grids: tuple[int, ...] = (4, 7, 10, 14)
     keep_grids: bool = False
+    score: str = "confidence"
     budget: Budget | None = None
     held: int = 0
     limit: int = 0
@@ -79,6 +83,8 @@ class TuneJob:
     def __post_init__(self) -> None:
         if len(self.grids) < 2 or list(self.grids) != sorted(set(self.grids)):
             raise TokensworthError(f"--grids {list(self.grids)}: give at least two candidates that grow")
+        if self.score not in (*SCORES, LEARNED):
+            raise TokensworthError(f"--score {self.score!r}: write {', '.join(SCORES)} or {LEARNED}")
         if self.text and self.head != "cosine":
             raise TokensworthError("--text needs --head cosine")
         if self.cached_epochs and not self.last_layers:

@@ -16,9 +16,11 @@ from tokensworth.cascade.sharing import copy_backbone, shared_config
 from tokensworth.data.sources import ImageSet
 from tokensworth.errors import BudgetError
 from tokensworth.exits.calibration import Calibration, calibrate_logits
+from tokensworth.exits.learned import LEARNED
 from tokensworth.exits.policy import Policy
 from tokensworth.exits.solve import frontier
 from tokensworth.files import write_json
+from tokensworth.jobs.rules import compare_rules
 from tokensworth.jobs.study import Study, run_study
 from tokensworth.jobs.tune import finetune, lastlayers
 from tokensworth.jobs.tune.choice import Goal, rank_grids
@@ -188,16 +190,17 @@ class Tuning:
             stage.vit.load_state_dict(fitted.state_dict())  # type: ignore[union-attr]
         return cascade.to(self.device).eval()
 
-    def calibrate(self, cascade: Cascade, logits: dict[str, list[Tensor]], unit: str) -> dict[str, Calibration]:
+    def calibrate(
+        self, cascade: Cascade, logits: dict[str, list[Tensor]], unit: str, score: str
+    ) -> dict[str, Calibration]:
         """Answers on the calibration images, temperatures fitted, and on the test images under the same ones."""
         macs = self._stage_costs(cascade, "MACs")
         model = model_hash(cascade)
         known = calibrate_logits(
-            logits["calibration"], labels_of(self.parts.calibration), macs, temperature=True, model=model
+            logits["calibration"], labels_of(self.parts.calibration), macs, temperature=True, score=score, model=model
         )
-        test = calibrate_logits(
-            logits["test"], labels_of(self.parts.test), macs, temperature=known.temperatures, model=model
-        )
+        fitted = {"temperature": known.temperatures, "rule": known.rule}
+        test = calibrate_logits(logits["test"], labels_of(self.parts.test), macs, score=score, model=model, **fitted)
         if unit == "ms":
             known = known.with_costs(self._stage_costs(cascade, unit), unit, {"batch": self.job.timed_batch})
         return {"calibration": known, "test": test}
@@ -217,7 +220,9 @@ class Tuning:
         cascade = self.train(cascade)
         logits = self._exit_logits(cascade)
         unit = goal.budget.unit if goal.budget is not None else "MACs"
-        known = self.calibrate(cascade, logits, unit)
+        known = self.calibrate(cascade, logits, unit, job.score)
+        pair = [self.calibrate(cascade, logits, "MACs", score) for score in ("confidence", LEARNED)]
+        rules = compare_rules(*(tuple(k[part] for k in pair) for part in ("calibration", "test")), job.seed)  # type: ignore[arg-type]
         policy = self._solve(goal, known["calibration"])
         cascade.save_pretrained(job.out / "model")
         known["calibration"].save(job.out / "calibration.safetensors")
@@ -232,6 +237,7 @@ class Tuning:
             "grids": list(grids),
             "lists": lists,
             "policy": asdict(policy),
+            "rules": [asdict(row) for row in rules],
             "precision": "bf16" if self.dtype else "fp32",
             "seed": job.seed,
             "machine": machine(),

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -207,7 +208,7 @@ class Tuning:
 
     def run(self) -> Tuned:
         """All steps."""
-        job = self.job
+        job, begun = self.job, time.monotonic()
         fits = self.fit_heads()
         # Grids are chosen by fitted heads alone, before anything is trained.
         lists = self.choose_grids(self.goal())
@@ -241,6 +242,8 @@ class Tuning:
             "precision": "bf16" if self.dtype else "fp32",
             "seed": job.seed,
             "machine": machine(),
+            # Of this run alone: steps that were kept from an earlier one took no time.
+            "seconds": round(time.monotonic() - begun, 1),
             "study": study.to_dict(),
         }
         write_json(job.out / "tune.json", record)

@@ -14,4 +14,7 @@ tune() { # NAME OPTIONS
         --out "$runs/$name" "$@"
 }
 tune heads --grids 4,7,10,16
+# The second run reads the first one's features.
+mkdir -p "$runs/finetuned"
+ln -sfn ../heads/passes "$runs/finetuned/passes"
 tune finetuned --grids 4,7,10 --keep-grids --epochs 3 --fine-tune-static

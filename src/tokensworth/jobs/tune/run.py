@@ -37,6 +37,9 @@ from tokensworth.tokens.vit import find_vits
 from tokensworth.train.precision import choose_precision
 from tokensworth.weights import read_weights, write_weights
 
+# How many policies of the frontier are timed, besides the goal's.
+_TIMED = 4
+
 # Told of each step: its name, how much is done, of how much.
 Tell = Callable[[str, int, int], None]
 
@@ -307,6 +310,7 @@ class Tuning:
             list(statics.values()),
             batch=self.job.timed_batch,
             repeats=self.job.repeats,
+            timed=_TIMED,
             extra=[policy],
             test=known["test"],
             static_accuracies=[right[grid] for grid in statics],

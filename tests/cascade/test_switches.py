@@ -108,7 +108,7 @@ def test_a_patch_stem_resizes_the_image_for_other_grids():
     args = {"embed_dim": 32, "depth": 1, "num_heads": 2}
     model = Cascade.from_timm("vit_tiny_patch16_224", (4, 9), 10, backbone_args=args)
     assert model.config.mean == (0.5, 0.5, 0.5)  # this backbone's own, not ImageNet's
-    assert [s.vit.patch_embed.resize for s in model.stages] == [64, 144]
+    assert [s.vit.patch_embed.resize.size for s in model.stages] == [(64, 64), (144, 144)]
     assert [x.shape for x in model(torch.randn(1, 3, 224, 224))] == [(1, 10), (1, 10)]
 
 

@@ -1,4 +1,4 @@
-"""Resizing of token grids, as a sum of a few weighted rows for each row.
+"""Resizing of token grids and images. A grid's is a sum of a few weighted rows for each row.
 
 DVT's released code resizes in two steps: nearest to twice the coarse side, then adaptive average pooling
 to the wanted side (7 -> 14 -> 10, 10 -> 20 -> 14). Both are linear and separable, so a side is resized by one
@@ -103,6 +103,9 @@ class RowResize(nn.Module):
     def __init__(self, coarse: int, fine: int, prefix: int, naive: bool = False, zeros: int = 0) -> None:
         super().__init__()
         side = side_matrix(coarse, fine)
+        # For engines that know products alone; see `SeparableResize`.
+        self.prefix, self.zeros = prefix, zeros
+        self.side = side_matrix(coarse**2, fine**2) if naive else side
         grid = side_matrix(coarse**2, fine**2) if naive else torch.kron(side, side)
         matrix = F.pad(torch.block_diag(torch.eye(prefix), grid), (0, 0, zeros, 0))
         self.ahead, self.back = _SumsOfRows(matrix), _SumsOfRows(matrix.T)
@@ -113,3 +116,70 @@ class RowResize(nn.Module):
         if not (torch.is_grad_enabled() and maps.requires_grad):
             return _weighted_sums(maps, terms)
         return _Differentiable.apply(maps, terms, self.back.terms(count, maps))  # type: ignore[return-value]
+
+
+class SeparableResize(nn.Module):
+    """The same resizing as two products with the matrix of one side, which every engine knows and keeps dense.
+
+    (B, prefix + c*c, W) -> (B, zeros + prefix + f*f, W).
+
+    Args:
+        resize: what to stand in for.
+    """
+
+    side: Tensor
+
+    def __init__(self, resize: RowResize) -> None:
+        super().__init__()
+        self.prefix, self.zeros = resize.prefix, resize.zeros
+        self.register_buffer("side", resize.side.clone(), persistent=False)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        fine, coarse = self.side.shape
+        width = maps.shape[2]
+        grid = maps[:, self.prefix :]
+        if grid.shape[1] == coarse:
+            # Resized as a line.
+            resized = self.side @ grid
+        else:
+            rows = self.side @ grid.reshape(-1, coarse, coarse * width)
+            resized = (self.side @ rows.reshape(-1, coarse, width)).reshape(-1, fine * fine, width)
+        head = F.pad(maps[:, : self.prefix], (0, 0, self.zeros, 0))
+        return torch.cat([head, resized], dim=1) if self.prefix + self.zeros else resized
+
+
+class ImageResize(nn.Module):
+    """An image at another size, antialiased: (B, C, S, S) -> (B, C, *size).
+
+    Args:
+        size: height and width in pixels.
+        mode: `bilinear` or `bicubic`.
+    """
+
+    def __init__(self, size: tuple[int, int], mode: str) -> None:
+        super().__init__()
+        self.size, self.mode = size, mode
+
+    def forward(self, image: Tensor) -> Tensor:
+        if image.shape[2:] == self.size:
+            return image
+        return F.interpolate(image, self.size, mode=self.mode, align_corners=False, antialias=True)
+
+
+class MatrixImageResize(nn.Module):
+    """The same as two products with fixed matrices, for engines that lack antialiasing.
+
+    Args:
+        resize: what to stand in for.
+        side: of the square image that comes in.
+    """
+
+    def __init__(self, resize: ImageResize, side: int) -> None:
+        super().__init__()
+        basis = torch.eye(side).view(1, 1, side, side)
+        for name, length in zip(("rows", "columns"), resize.size, strict=True):
+            matrix = ImageResize((length, side), resize.mode)(basis)[0, 0]
+            self.register_buffer(name, matrix.contiguous(), persistent=False)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.rows @ image @ self.columns.T  # type: ignore[operator,union-attr]

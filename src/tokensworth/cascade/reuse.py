@@ -141,7 +141,7 @@ class RelationReuse(nn.Module):
         maps = relations.flatten(2)
         places, hidden = maps.shape[2], self.fc1.bias.shape[0]
         step = max(1, _CHUNK_BYTES // (4 * hidden))
-        if torch.is_grad_enabled() or maps.shape[0] * places <= step:
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or maps.shape[0] * places <= step:
             return self.fc2(nn.functional.gelu(self.fc1(maps))).view_as(relations)
         out = torch.empty_like(maps)
         together = max(1, step // places)

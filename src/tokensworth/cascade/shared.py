@@ -17,10 +17,10 @@ from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tokensworth.cascade.config import CascadeConfig
 from tokensworth.cascade.heads import make_cosine
+from tokensworth.cascade.resize import ImageResize
 from tokensworth.cascade.reuse import FeatureReuse, RelationReuse, Upstream
 from tokensworth.errors import TokensworthError, UnsupportedModelError
 from tokensworth.tokens.attention import attend, finish, logits_of, project
@@ -93,6 +93,7 @@ class SharedStage(nn.Module):
         patch = stem.feat_ratio(as_scalar=False)
         self.learned_grid: tuple[int, int] = stem.grid_size
         self.size = (grid * patch[0], grid * patch[1])
+        self.resize = ImageResize(self.size, "bicubic")
         reuse = config.reuse
         self.layers = len(vit.blocks)
         # How many of the last layers reuse, and hand on relations.
@@ -162,12 +163,6 @@ class SharedStage(nn.Module):
         first = self.layers - self.reusing if self.leans else self.layers
         tokens, handed_on = self.resume(self.tokens_before(image, first), first, state, hand_on)
         return self.vit.forward_head(self.vit.norm(tokens)), handed_on
-
-    def resize(self, image: Tensor) -> Tensor:
-        """The image at this stage's size: (B, C, S, S) -> (B, C, grid * patch, grid * patch)."""
-        if image.shape[2:] == self.size:
-            return image
-        return F.interpolate(image, self.size, mode="bicubic", align_corners=False, antialias=True)
 
     def tokens_before(self, image: Tensor, layer: int) -> Tensor:
         """Tokens (B, N, D) that block `layer` (from 0) reads, when no block before it reuses."""
@@ -246,6 +241,9 @@ class SharedStage(nn.Module):
         if torch.is_grad_enabled():
             vit.__dict__.pop("pos_embed", None)
             vit.patch_embed.grid_size, self._resampled = self.learned_grid, ()
+            return
+        if torch.compiler.is_compiling():
+            # What was kept before stays; without, timm resamples within the graph.
             return
         now = (learned._version, learned.data_ptr(), learned.device, learned.dtype)
         if self._resampled != now:

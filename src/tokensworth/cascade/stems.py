@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from timm.layers.weight_init import trunc_normal_
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from tokensworth.cascade.resize import ImageResize
 from tokensworth.cascade.t2t import TokensToToken
 from tokensworth.errors import InvalidGridError, TokensworthError
 
@@ -55,15 +55,14 @@ class PatchStem(nn.Module):
     def __init__(self, size: int, grid: int, dim: int, patch: int, in_chans: int, bias: bool = True) -> None:
         super().__init__()
         kernel, stride, padding = _PATCH_224.get(grid, (0, 0, 0)) if size == 224 else (0, 0, 0)
-        self.resize = 0 if kernel or size == grid * patch else grid * patch
+        self.resize = None if kernel or size == grid * patch else ImageResize((grid * patch, grid * patch), "bilinear")
         if not kernel:
             kernel, stride = patch, patch
         self.proj = nn.Conv2d(in_chans, dim, kernel, stride, padding, bias=bias)
 
     def forward(self, image: Tensor) -> Tensor:
-        if self.resize:
-            size = (self.resize, self.resize)
-            image = F.interpolate(image, size, mode="bilinear", align_corners=False, antialias=True)
+        if self.resize is not None:
+            image = self.resize(image)
         return self.proj(image).flatten(2).transpose(1, 2)
 
 

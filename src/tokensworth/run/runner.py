@@ -1,8 +1,9 @@
 """The runner: each stage runs only on images that have not left, so that saved MACs become saved time."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -14,11 +15,10 @@ from tokensworth.exits.learned import remember
 from tokensworth.exits.policy import Policy
 from tokensworth.exits.scores import make_judge, read_answer
 from tokensworth.measure.macs import stage_macs
+from tokensworth.run.engines import make_engine
 from tokensworth.run.inputs import Batch, Source, read_batches
 from tokensworth.run.monitor import Drift, Monitor
 from tokensworth.run.results import Result
-
-BACKENDS = ("torch",)
 
 # How many batches of images may wait for others of their stage before all queues are emptied.
 _LAG = 16
@@ -61,12 +61,15 @@ class Runner:
         policy: when images leave; every image runs every stage where None.
         batch_size: images of a stage's batch; later stages pack survivors of several batches.
         device: where to run; where the model is, if None.
-        dtype: autocast to this type, for example `torch.bfloat16`; None for none.
-        backend: `torch`.
+        dtype: precision of products, for example `torch.bfloat16`: autocast for PyTorch, a hint for OpenVINO; None for
+            float32.
+        backend: `torch`, `compile`, `onnx` or `openvino`.
+        graphs: ONNX files of the stages, for the last two; written to a temporary folder where None.
         pack: let survivors wait to fill a batch. Off, each batch runs through at once (lower latency).
 
     Raises:
         PolicyError: the policy is for another model or number of exits, or the backend is unknown.
+        MissingExtraError: the backend is not installed.
 
     Example:
         >>> runner = Runner(cascade, policy)  # doctest: +SKIP
@@ -83,16 +86,16 @@ class Runner:
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
         backend: str = "torch",
+        graphs: Sequence[Path] | None = None,
         pack: bool = True,
     ) -> None:
-        if backend not in BACKENDS:
-            raise PolicyError(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
         if batch_size < 1:
             raise PolicyError(f"batch size {batch_size} is not positive")
         self.cascade = cascade.eval()
         self.device = torch.device(device) if device else next(cascade.parameters()).device
         cascade.to(self.device)
         self.batch_size, self.dtype, self.pack, self.backend = batch_size, dtype, pack, backend
+        self.engine = make_engine(backend, cascade, dtype, graphs)
         self.model = model_hash(cascade)
         stage_costs = [s.total for s in stage_macs(cascade)]
         self.exit_macs = [float(sum(stage_costs[: i + 1])) for i in range(len(stage_costs))]
@@ -173,9 +176,8 @@ class Runner:
     def _stage(self, index: int, images: Tensor, state: Upstream | None, positions: Tensor, said: Tensor) -> "_Answer":
         """One stage on a dense batch: who leaves with which answer, who stays with which state."""
         policy, last = self._policy, index == self.cascade.num_stages - 1
-        enabled = self.dtype is not None
-        with torch.inference_mode(), torch.autocast(self.device.type, self.dtype, enabled=enabled):
-            logits, handed_on = self.cascade.run_stage(index, images, state)
+        with torch.inference_mode():
+            logits, handed_on = self.engine.run_stage(index, images, state)
             heat = policy.temperatures[index] if policy.temperatures else 1.0
             probabilities, confidences, labels = read_answer(logits, heat)
             if last:

@@ -111,7 +111,7 @@ class RowResize(nn.Module):
         self.ahead, self.back = _SumsOfRows(matrix), _SumsOfRows(matrix.T)
 
     def forward(self, maps: Tensor) -> Tensor:
-        count = len(maps)
+        count = maps.shape[0]
         terms = self.ahead.terms(count, maps)
         if not (torch.is_grad_enabled() and maps.requires_grad):
             return _weighted_sums(maps, terms)

@@ -5,7 +5,7 @@ import sys
 import typer
 
 from tokensworth.allocator import keep_freed_memory
-from tokensworth.cli import comparing, deciding, depth, reporting, running, tokens, training, tuning
+from tokensworth.cli import comparing, deciding, deploying, depth, reporting, running, tokens, training, tuning
 from tokensworth.errors import TokensworthError
 
 app = typer.Typer(
@@ -16,7 +16,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     add_completion=False,
 )
-for group in (tuning, training, deciding, running, tokens, comparing, depth, reporting):
+for group in (tuning, training, deciding, running, tokens, comparing, depth, reporting, deploying):
     group.add_to(app)
 
 

@@ -9,11 +9,13 @@ from torch import Tensor
 
 def flat_rows(places: Tensor, tokens: int) -> Tensor:
     """Positions (..., K) within each group of `tokens` rows to positions among the rows of all groups: (... K,)."""
-    groups = places.shape[:-1].numel()
-    if groups == 1:
-        return places.flatten()
-    start = torch.arange(0, groups * tokens, tokens, device=places.device)
-    return (places.flatten(0, -2) + start.unsqueeze(1)).flatten()
+    flat = places.flatten(0, -2)
+    groups = flat.shape[0]
+    # A graph must not depend on how many groups there are; a call on one saves the addition.
+    if groups == 1 and not torch.compiler.is_compiling():
+        return flat.flatten()
+    start = torch.arange(groups, device=places.device) * tokens
+    return (flat + start.unsqueeze(1)).flatten()
 
 
 def take(x: Tensor, places: Tensor, rows: Tensor | None = None) -> Tensor:

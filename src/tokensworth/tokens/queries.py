@@ -28,7 +28,7 @@ class Queries(NamedTuple):
             return q
         # All heads at once; where q is a view of one projection nothing is copied.
         flat = q.transpose(1, 2).flatten(2)
-        rows = torch.bmm(self.mean.to(q.dtype).expand(len(q), -1, -1), flat)
+        rows = torch.bmm(self.mean.to(q.dtype).expand(q.shape[0], -1, -1), flat)
         return rows.unflatten(2, (q.shape[1], -1)).transpose(1, 2)
 
     def of_map(self, maps: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ class Queries(NamedTuple):
     def received(self, maps: Tensor) -> Tensor:
         """How much attention each token receives from all queries: probabilities (..., R, N) -> (..., N)."""
         flat = maps.flatten(0, -3)
-        weights = self.weights.to(maps.dtype).expand(len(flat), -1, -1)
+        weights = self.weights.to(maps.dtype).expand(flat.shape[0], -1, -1)
         return torch.bmm(weights, flat).view(*maps.shape[:-2], -1)
 
 

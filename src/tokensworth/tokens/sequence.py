@@ -72,7 +72,7 @@ def _merge(x: Tensor, sizes: Tensor | None, kept: Tensor, merged: Tensor, into: 
     tokens = x.shape[1]
     kept_rows, merged_rows, into_rows = (flat_rows(rows, tokens) for rows in (kept, merged, into))
     flat = x.flatten(0, 1)
-    size = torch.ones(len(flat), device=x.device) if sizes is None else sizes.flatten()
+    size = torch.ones(flat.shape[0], device=x.device) if sizes is None else sizes.flatten()
     more = size.index_select(0, merged_rows)
     size = size.index_add(0, into_rows, more)
     share = more.div_(size.index_select(0, into_rows)).unsqueeze(1)
@@ -85,6 +85,6 @@ def _merge(x: Tensor, sizes: Tensor | None, kept: Tensor, merged: Tensor, into: 
 
 def _moved(source: Tensor, tokens: int, kept: Tensor, merged: Tensor, into: Tensor) -> Tensor:
     """Where each first token (B, M) is held after a merge; arguments as in `Tokens.merge`."""
-    row = torch.zeros(len(kept), tokens, dtype=torch.long, device=kept.device)
+    row = torch.zeros(kept.shape[0], tokens, dtype=torch.long, device=kept.device)
     row = row.scatter(1, kept, first_rows(kept.shape[1], kept))
     return row.scatter(1, merged, row.gather(1, into)).gather(1, source)

@@ -73,7 +73,7 @@ class DynamicViTs(Reducing):
             stays = F.gumbel_softmax(says, hard=True, dim=-1)[..., 0]
             stays = stays if there is None else stays * there
             self._kept[layer] = stays
-            prefix = stays.new_ones(len(stays), self.prefix)
+            prefix = stays.new_ones(stays.shape[0], self.prefix)
             return tokens._replace(policy=torch.cat([prefix, stays], dim=1))
         count = min(max(1, int(self.shares[layer] * tokens.patches + 1e-6)), says.shape[1])
         best = says[..., 0].topk(count, dim=1, sorted=False).indices

@@ -110,7 +110,7 @@ class GatedViT(Adapted):
         drawn = F.gumbel_softmax(self.gates[str(layer)](x), hard=True, dim=-1)[..., 0]
         spared = self.spared(layer)
         self._kept[layer] = drawn[:, spared:]
-        return torch.cat([drawn.new_ones(len(drawn), spared), drawn[:, spared:]], dim=1).to(x.dtype)
+        return torch.cat([drawn.new_ones(drawn.shape[0], spared), drawn[:, spared:]], dim=1).to(x.dtype)
 
     def choose(self, layer: int, x: Tensor) -> Chosen:
         """In inference: who takes part. The batch is as wide as its hungriest image, in a compiled graph as all."""

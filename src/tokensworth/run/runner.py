@@ -2,13 +2,13 @@
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from tokensworth.cascade import Cascade, Upstream, model_hash
+from tokensworth.cascade import Cascade, model_hash
 from tokensworth.data.tensors import normalize
 from tokensworth.errors import PolicyError
 from tokensworth.exits.learned import remember
@@ -19,38 +19,10 @@ from tokensworth.run.engines import make_engine
 from tokensworth.run.inputs import Batch, Source, read_batches
 from tokensworth.run.monitor import Drift, Monitor
 from tokensworth.run.results import Result
+from tokensworth.run.waiting import Group, Waiting
 
 # How many batches of images may wait for others of their stage before all queues are emptied.
 _LAG = 16
-
-
-@dataclass
-class _Waiting:
-    """Survivors of several batches that wait for one stage."""
-
-    positions: list[Tensor] = field(default_factory=list)
-    images: list[Tensor] = field(default_factory=list)
-    states: list[Upstream] = field(default_factory=list)
-    said: list[Tensor] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return sum(len(p) for p in self.positions)
-
-    def add(self, positions: Tensor, images: Tensor, state: Upstream, said: Tensor) -> None:
-        self.positions.append(positions)
-        self.images.append(images)
-        self.states.append(state)
-        self.said.append(said)
-
-    def take(self) -> tuple[Tensor, Tensor, Upstream, Tensor]:
-        """All of them as one dense batch: positions, images, states, and what earlier exits said of them."""
-        if len(self.positions) == 1:
-            packed = self.positions[0], self.images[0], self.states[0], self.said[0]
-        else:
-            states = Upstream.concat(self.states)
-            packed = torch.cat(self.positions), torch.cat(self.images), states, torch.cat(self.said)
-        self.__init__()
-        return packed
 
 
 class Runner:
@@ -157,56 +129,61 @@ class Runner:
         labels = torch.empty(count, dtype=torch.long, device=self.device)
         confidences = torch.empty(count, device=self.device)
         exits = torch.empty(count, dtype=torch.long, device=self.device)
-        positions, state = torch.arange(count, device=self.device), None
-        said = self._nothing(count)
-        for index in range(self.cascade.num_stages):
-            answer = self._stage(index, images, state, positions, said)
-            gone = positions[answer.leaves]
+        group: Group | None = self.group(torch.arange(count, device=self.device), images)
+        index = 0
+        while group is not None:
+            answer = self.step(index, group)
+            gone = answer.positions
             labels[gone], confidences[gone], exits[gone] = answer.labels, answer.confidences, index
-            if answer.stay is None or answer.said is None:
-                break
-            positions, images = positions[answer.stay], images[answer.stay]
-            state, said = answer.state, answer.said
+            group, index = answer.stay, index + 1
         return labels, confidences, exits
 
-    def _nothing(self, count: int) -> Tensor:
-        """What exits before the first have said: (count, 0, 2)."""
-        return torch.empty(count, 0, 2, device=self.device)
+    def group(self, positions: Tensor, images: Tensor) -> Group:
+        """Images (B, C, S, S), normalized, on their way to the first stage; `positions` (B,) name them."""
+        return Group(positions, images, None, torch.empty(len(images), 0, 2, device=images.device))
 
-    def _stage(self, index: int, images: Tensor, state: Upstream | None, positions: Tensor, said: Tensor) -> "_Answer":
-        """One stage on a dense batch: who leaves with which answer, who stays with which state."""
+    def step(self, index: int, group: Group) -> "Answer":
+        """One stage on a dense batch: who leaves with which answer, who goes on with which state.
+
+        Args:
+            index: which stage, from 0.
+            group: the images that it shall see.
+        """
         policy, last = self._policy, index == self.cascade.num_stages - 1
         with torch.inference_mode():
-            logits, handed_on = self.engine.run_stage(index, images, state)
+            logits, handed_on = self.engine.run_stage(index, group.images, group.state)
             heat = policy.temperatures[index] if policy.temperatures else 1.0
             probabilities, confidences, labels = read_answer(logits, heat)
             if last:
-                return _Answer(torch.arange(len(labels), device=self.device), labels, confidences)
-            score = self._judge(probabilities, positions, index, said)
+                return Answer(group.positions, labels, confidences)
+            score = self._judge(probabilities, group.positions, index, group.said)
             # Compared in the scores' own precision, as the solvers do.
             leave = score >= torch.tensor(policy.thresholds[index], dtype=score.dtype, device=score.device)
             leaves = leave.nonzero().squeeze(1)
             if len(leaves) == len(labels):
-                return _Answer(leaves, labels, confidences)
-            stay = (~leave).nonzero().squeeze(1)
-            assert handed_on is not None
-            said = remember(said, labels, confidences)
+                return Answer(group.positions, labels, confidences)
+            said = remember(group.said, labels, confidences)
+            everybody = Group(group.positions, group.images, handed_on, said)
             if not len(leaves):
-                return _Answer(leaves, labels[leaves], confidences[leaves], stay, handed_on, said)
-            left = labels[leaves], confidences[leaves]
-            return _Answer(leaves, *left, stay, handed_on.select(stay), said[stay])
+                return Answer(group.positions[leaves], labels[leaves], confidences[leaves], everybody)
+            stay = everybody.select((~leave).nonzero().squeeze(1))
+            return Answer(group.positions[leaves], labels[leaves], confidences[leaves], stay)
 
 
 @dataclass(slots=True)
-class _Answer:
-    """One stage's answer for a batch."""
+class Answer:
+    """One stage's answer for a batch.
 
-    leaves: Tensor
+    Attributes:
+        positions: (L,) who leaves.
+        labels, confidences: (L,) with what.
+        stay: the others on their way to the next stage, or None.
+    """
+
+    positions: Tensor
     labels: Tensor
     confidences: Tensor
-    stay: Tensor | None = None
-    state: Upstream | None = None
-    said: Tensor | None = None
+    stay: Group | None = None
 
 
 class _Stream:
@@ -214,7 +191,7 @@ class _Stream:
 
     def __init__(self, runner: Runner, batches: Iterator[Batch]) -> None:
         self.runner, self.batches = runner, batches
-        self.waiting = [_Waiting() for _ in range(runner.cascade.num_stages)]
+        self.waiting = [Waiting() for _ in range(runner.cascade.num_stages)]
         self.names: dict[int, str] = {}
         self.done: dict[int, Result] = {}
         self.next = 0  # the first position whose result has not been handed out
@@ -246,32 +223,24 @@ class _Stream:
             config = self.runner.cascade.config
             images = normalize(images, config.mean, config.std)
         positions = torch.tensor(batch.good, device=images.device) + start
-        self._run(0, positions, images, None, self.runner._nothing(len(images)))
+        self._run(0, self.runner.group(positions, images))
 
     def _empty(self, force: bool) -> None:
         """Runs the later stages on full batches of survivors; with `force`, on all of them."""
         size = self.runner.batch_size
         for index in range(1, len(self.waiting)):
             queue = self.waiting[index]
-            if not queue or (len(queue) < size and not force):
-                continue
-            positions, images, state, said = queue.take()
-            full = len(positions) if force else len(positions) // size * size
-            for start in range(0, full, size):
-                piece = slice(start, min(start + size, full))
-                self._run(index, positions[piece], images[piece], state.select(piece), said[piece])
-            if full < len(positions):
-                rest = slice(full, None)
-                queue.add(positions[rest], images[rest], state.select(rest), said[rest])
+            while len(queue) >= size or (queue and force):
+                self._run(index, queue.take(size))
 
-    def _run(self, index: int, positions: Tensor, images: Tensor, state: Upstream | None, said: Tensor) -> None:
+    def _run(self, index: int, group: Group) -> None:
         runner = self.runner
-        answer = runner._stage(index, images, state, positions, said)
+        answer = runner.step(index, group)
         classes, macs = runner.cascade.config.class_names, runner.exit_macs[index]
-        gone = positions[answer.leaves].tolist()
+        gone = answer.positions.tolist()
         for position, label, sure in zip(gone, answer.labels.tolist(), answer.confidences.tolist(), strict=True):
             named = classes[label] if classes else ""
             self.done[position] = Result(position, self.names.pop(position), label, named, sure, index + 1, macs)
         runner.monitor.add([index] * len(gone))
-        if answer.stay is not None and answer.state is not None and answer.said is not None:
-            self.waiting[index + 1].add(positions[answer.stay], images[answer.stay], answer.state, answer.said)
+        if answer.stay is not None:
+            self.waiting[index + 1].add(answer.stay)

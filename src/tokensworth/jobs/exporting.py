@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokensworth.cascade import Cascade
+from tokensworth.cascade import Cascade, model_hash
 from tokensworth.data.sources import ImageSet
 from tokensworth.data.tensors import normalize
 from tokensworth.exits.goals import show_cost
@@ -21,7 +21,7 @@ from tokensworth.measure.machine import machine
 from tokensworth.measure.timing import alternate
 from tokensworth.run.engines.graphs import stage_files
 from tokensworth.run.engines.quantize import quantize_graphs
-from tokensworth.run.exported import GRAPHS, POLICY, Exported, write_manifest, write_samples
+from tokensworth.run.exported import FRONTIER, GRAPHS, POLICY, Exported, load_frontier, write_manifest, write_samples
 from tokensworth.run.inputs import make_transform
 from tokensworth.run.results import Result
 from tokensworth.run.runner import Runner
@@ -97,6 +97,7 @@ def run_export(
     images: ImageSet,
     out: Path,
     *,
+    frontier: Path | None = None,
     int8: bool = False,
     repeats: int = 3,
     say: Callable[[str], None] = lambda _: None,
@@ -108,6 +109,7 @@ def run_export(
         policy: to serve with.
         images: labelled; figures are measured on them, samples and int8 ranges taken from them.
         out: the folder.
+        frontier: file of `tokensworth solve --frontier`, for a budget that follows the load.
         int8: quantized variants too.
         repeats: timed rounds; medians count.
         say: told what is under way.
@@ -115,9 +117,13 @@ def run_export(
     Returns:
         The figures, as in `measured.json`.
     """
-    policy.check(cascade.num_stages, Runner(cascade).model)
+    model = model_hash(cascade)
+    for known in [policy, *(load_frontier(frontier) if frontier else [])]:
+        known.check(cascade.num_stages, model)
     cascade.save_pretrained(out)
     policy.save(out / POLICY)
+    if frontier:
+        write_text(out / FRONTIER, frontier.read_text(encoding="utf-8"))
     say("writing graphs")
     graphs = stage_files(cascade, out / GRAPHS[False])
     config = cascade.config

@@ -11,13 +11,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tokensworth.cascade import Cascade
-from tokensworth.errors import CheckpointError
+from tokensworth.errors import CheckpointError, PolicyError
 from tokensworth.exits.policy import Policy
 from tokensworth.files import atomic_path, write_json
 from tokensworth.run.runner import Runner
 from tokensworth.weights import read_weights
 
-MANIFEST, POLICY, SAMPLES = "manifest.json", "policy.json", "samples.safetensors"
+MANIFEST, POLICY, FRONTIER = "manifest.json", "policy.json", "frontier.json"
+SAMPLES = "samples.safetensors"
 GRAPHS = {False: "graphs", True: "graphs_int8"}
 
 
@@ -110,9 +111,32 @@ class Exported:
         options.setdefault("policy", self.policy)
         return Runner(self.cascade, backend=backend, graphs=graphs, **options)
 
+    def frontier(self) -> list[Policy]:
+        """The policies of the frontier by growing cost; empty where it was exported without.
+
+        Raises:
+            PolicyError: policies of another model.
+        """
+        path = self.folder / FRONTIER
+        if not path.is_file():
+            return []
+        return load_frontier(path)
+
     def samples(self) -> Tensor:
         """The sample images, uint8 (N, C, S, S)."""
         return read_weights(self.folder / SAMPLES).tensors["images"]
+
+
+def load_frontier(path: Path) -> list[Policy]:
+    """What `tokensworth solve --frontier` wrote.
+
+    Raises:
+        PolicyError: not a list of policies.
+    """
+    try:
+        return [Policy(**values) for values in json.loads(path.read_text(encoding="utf-8"))["policies"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PolicyError(f"{path} is no frontier ({error}); make one with `tokensworth solve --frontier`") from None
 
 
 def write_samples(folder: Path, images: Tensor) -> None:

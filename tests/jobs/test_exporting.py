@@ -121,3 +121,18 @@ def test_commands(folder):
     found = run_command("check", folder, "--json")
     assert found["good"]
     assert found["images"] == 40
+
+
+def test_predict_runs_on_any_engine(folder, tmp_path):
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    for i in range(6):
+        (pictures / f"{i}.png").write_bytes(IMAGES.items[i])
+    answers = []
+    for backend in ("torch", "onnx", "openvino"):
+        out = tmp_path / f"{backend}.jsonl"
+        words = ("--model", folder, "--policy", folder / "policy.json", "--backend", backend, "--out", out, "--json")
+        run_command("predict", pictures, *words)
+        rows = [json.loads(line) for line in out.read_text().splitlines()]
+        answers.append([(row["name"], row["label"], row["exit"]) for row in rows])
+    assert answers[0] == answers[1] == answers[2]

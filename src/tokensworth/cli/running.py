@@ -29,7 +29,8 @@ def predict(
     policy: Annotated[Path | None, typer.Option(help="Policy file; every image runs every stage without.")] = None,
     max_exit: Annotated[int, typer.Option(help="Let nobody go beyond this exit, from 1; 0 for no limit.")] = 0,
     batch_size: Annotated[int, typer.Option(help="Images per batch.")] = 64,
-    bf16: Annotated[bool, typer.Option(help="Autocast to bfloat16.")] = False,
+    bf16: Annotated[bool, typer.Option(help="Products in bfloat16; not with onnx.")] = False,
+    backend: Annotated[str, typer.Option(help="torch, compile, onnx or openvino.")] = "torch",
     device: Device = "",
     threads: Threads = 0,
     as_json: Json = False,
@@ -43,6 +44,7 @@ def predict(
     from tokensworth.exits.goals import show_cost
     from tokensworth.exits.policy import Policy
     from tokensworth.jobs.predicting import predict_folder
+    from tokensworth.run.exported import exported_graphs
     from tokensworth.run.results import Result
     from tokensworth.run.runner import Runner
 
@@ -52,7 +54,8 @@ def predict(
     chosen = Policy.load(policy) if policy else Policy.run_all(cascade.num_stages)
     if max_exit:
         chosen = chosen.up_to(max_exit - 1)
-    runner = Runner(cascade, chosen, batch_size=batch_size, dtype=torch.bfloat16 if bf16 else None)
+    dtype = torch.bfloat16 if bf16 else None
+    runner = Runner(cascade, chosen, batch_size=batch_size, dtype=dtype, backend=backend, graphs=exported_graphs(model))
     with progress("predicting", None, as_json) as update:
 
         def on_result(result: Result, total: int) -> None:

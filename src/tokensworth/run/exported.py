@@ -143,3 +143,12 @@ def write_samples(folder: Path, images: Tensor) -> None:
     """Keeps sample images (N, C, S, S) in the folder, to check engines with."""
     with atomic_path(folder / SAMPLES) as temporary:
         save_file({"images": images.to(torch.uint8).contiguous()}, temporary)
+
+
+def exported_graphs(folder: str | Path) -> list[Path] | None:
+    """The graphs of an exported folder, checked; None for anything else, whose graphs are yet to be made.
+
+    Raises:
+        CheckpointError: files missing or changed.
+    """
+    return Exported.open(folder).graphs() if (Path(folder) / MANIFEST).is_file() else None
